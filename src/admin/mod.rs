@@ -1,0 +1,1 @@
+//! HTTP on `[admin] listen`: liveness, readiness, health, metrics and status; the metric names.

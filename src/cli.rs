@@ -1,0 +1,1 @@
+//! What the user may type. Owns flags and help; does nothing.

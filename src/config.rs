@@ -1,0 +1,238 @@
+//! What the user configured, checked and complete: every fault is found here, before anything is
+//! opened. Owns defaults and units; opens nothing but the configuration and secret files.
+
+use secrecy::SecretString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The whole configuration.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// `[relay]`
+    pub relay: RelayConfig,
+    /// `[source]`
+    pub source: SourceConfig,
+    /// `[destination.NAME]`, in the file's order; at least one.
+    pub destinations: Vec<DestinationConfig>,
+    /// `[admin]`
+    pub admin: AdminConfig,
+    /// `[log]`
+    pub log: LogConfig,
+    /// `[health]`
+    pub health: HealthConfig,
+}
+
+/// `[relay]`
+#[derive(Debug, Clone)]
+pub struct RelayConfig {
+    /// `Outbox-Relay`, the lock's name, and the default of slot and publication.
+    pub name: String,
+    /// Memory for events that are read and not yet decided, bytes (`memory`, default 32 MiB).
+    pub memory_bytes: usize,
+    /// How long a stop waits for acks before it leaves (`shutdown_timeout`, default 10 s).
+    pub shutdown_timeout: Duration,
+    /// Longest time between an ack and its receipt (`receipt_interval`, default 100 ms).
+    pub receipt_interval: Duration,
+    /// A receipt is written at this many decided events at the latest (`receipt_events`, 10,000).
+    pub receipt_events: usize,
+}
+
+/// `[source]`
+#[derive(Debug, Clone)]
+pub struct SourceConfig {
+    /// libpq URL or keyword DSN of the control connection (session pooling breaks the lock).
+    pub url: SecretString,
+    /// Used for both connections instead of `url`, where a pooler is in the way.
+    pub replication_url: Option<SecretString>,
+    /// Slot name, default `outboxd_<relay name>` with `-` and `.` as `_`.
+    pub slot: String,
+    /// Publication name, same default.
+    pub publication: String,
+    /// Schema-qualified outbox table, default `outbox.event`.
+    pub table: QualifiedName,
+    /// Names of the columns that carry an event.
+    pub columns: ColumnMap,
+    /// Deadline for TCP connect, TLS, authentication, and each start-up statement (10 s).
+    pub connect_timeout: Duration,
+}
+
+/// A schema-qualified relation name, unquoted parts.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct QualifiedName {
+    /// Schema.
+    pub schema: String,
+    /// Relation.
+    pub name: String,
+}
+
+/// Which column of the outbox table carries what; the defaults are those of `outbox.event`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ColumnMap {
+    /// bigint, from a sequence with CACHE 1.
+    pub seq: String,
+    /// uuid, an integer type, or text.
+    pub id: String,
+    /// text; the ordering key.
+    pub run: String,
+    /// text.
+    pub kind: String,
+    /// json, jsonb, text or bytea.
+    pub payload: String,
+    /// text; may be absent from the table.
+    pub tenant: Option<String>,
+    /// integer; may be absent.
+    pub version: Option<String>,
+    /// jsonb or json object of strings; may be absent.
+    pub headers: Option<String>,
+    /// timestamptz; may be absent.
+    pub created_at: Option<String>,
+}
+
+impl Default for ColumnMap {
+    fn default() -> Self {
+        let name = str::to_owned;
+        ColumnMap {
+            seq: name("seq"),
+            id: name("id"),
+            run: name("run_id"),
+            kind: name("kind"),
+            payload: name("payload"),
+            tenant: Some(name("tenant")),
+            version: Some(name("version")),
+            headers: Some(name("headers")),
+            created_at: Some(name("created_at")),
+        }
+    }
+}
+
+/// `[destination.NAME]`
+#[derive(Debug, Clone)]
+pub struct DestinationConfig {
+    /// NAME: a word of letters, digits, `_` and `-`.
+    pub name: String,
+    /// nats:// or tls:// URLs.
+    pub servers: Vec<String>,
+    /// JetStream stream that must store every message (`Nats-Expected-Stream`).
+    pub stream: String,
+    /// Subject template, default `events.{kind}`; checked by [`crate::message::Template`].
+    pub subject: crate::message::Template,
+    /// Which events go there; empty lists take all.
+    pub filter: Filter,
+    /// Governs retention and readiness (default true).
+    pub required: bool,
+    /// Which pipeline to use.
+    pub pipeline: PipelineChoice,
+    /// Silence that makes an outcome unknown (5 s).
+    pub ack_timeout: Duration,
+    /// Events sent and unanswered at most (10,000).
+    pub max_in_flight: usize,
+    /// Message id carries the destination's name, since another destination shares the stream.
+    pub shares_stream: bool,
+    /// How to log in.
+    pub auth: NatsAuth,
+    /// TLS files and switch.
+    pub tls: NatsTls,
+    /// `inbox_prefix`, default `_INBOX`.
+    pub inbox_prefix: Option<String>,
+    /// `js_domain`.
+    pub js_domain: Option<String>,
+    /// Stream settings that `init` uses when it is told to create the stream.
+    pub create: StreamCreate,
+}
+
+/// Events a destination takes. Patterns are literal but for `*`, which stands for any text.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Patterns of `kind`.
+    pub kinds: Vec<String>,
+    /// Patterns of `tenant`; a row without tenant matches only an empty list.
+    pub tenants: Vec<String>,
+}
+
+/// `pipeline`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PipelineChoice {
+    /// The fastest that server and stream allow.
+    #[default]
+    Auto,
+    /// Batches or nothing.
+    Batch,
+    /// One event of a run in flight.
+    PerRun,
+}
+
+/// Credentials; secrets come from files, read at each connect.
+#[derive(Debug, Clone, Default)]
+pub struct NatsAuth {
+    /// `.creds` file with JWT and seed.
+    pub creds_file: Option<PathBuf>,
+    /// Seed of an nkey.
+    pub nkey_file: Option<PathBuf>,
+    /// User name, with `password_file`.
+    pub user: Option<String>,
+    /// File that holds the password.
+    pub password_file: Option<PathBuf>,
+    /// File that holds a token.
+    pub token_file: Option<PathBuf>,
+}
+
+/// TLS towards NATS.
+#[derive(Debug, Clone, Default)]
+pub struct NatsTls {
+    /// Refuse plain text even for nats:// URLs.
+    pub required: bool,
+    /// CA bundle, PEM; the platform's store when absent.
+    pub ca_file: Option<PathBuf>,
+    /// Client certificate, PEM.
+    pub cert_file: Option<PathBuf>,
+    /// Client key, PEM.
+    pub key_file: Option<PathBuf>,
+}
+
+/// `[destination.NAME.create]`
+#[derive(Debug, Clone, Default)]
+pub struct StreamCreate {
+    /// Does `init` create the stream when it is missing?
+    pub enabled: bool,
+    /// Replicas (1).
+    pub replicas: u16,
+    /// Limit in bytes; unlimited when absent.
+    pub max_bytes: Option<i64>,
+    /// Limit of age; unlimited when absent.
+    pub max_age: Option<Duration>,
+    /// Dedupe window (2 min).
+    pub duplicate_window: Option<Duration>,
+}
+
+/// `[admin]`
+#[derive(Debug, Clone)]
+pub struct AdminConfig {
+    /// Address of health, metrics and status; `None` when `listen = "off"`.
+    pub listen: Option<SocketAddr>,
+}
+
+/// `[log]`
+#[derive(Debug, Clone)]
+pub struct LogConfig {
+    /// `text` or `json`.
+    pub format: LogFormat,
+    /// Filter as of tracing's `EnvFilter`, e.g. `info,outboxd=debug`.
+    pub level: String,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For a person.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// `[health]`
+#[derive(Debug, Clone)]
+pub struct HealthConfig {
+    /// `/healthz` is red when the oldest undecided event is older (60 s).
+    pub max_lag: Duration,
+}

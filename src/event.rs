@@ -1,0 +1,146 @@
+//! One outbox row as every layer sees it. Owns the event's bytes; knows neither PostgreSQL's wire
+//! format nor NATS.
+
+use bytes::Bytes;
+use std::fmt;
+
+use crate::lsn::Position;
+
+/// The identity that consumers see: one id is one event.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum EventId {
+    /// A `uuid` column.
+    Uuid(uuid::Uuid),
+    /// A `bigint`, `integer` or `smallint` column: unique only within this outbox, so the message
+    /// id carries the relay's name and the generation as well.
+    Int(i64),
+    /// A `text` or `varchar` column.
+    Text(Box<str>),
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EventId::Uuid(id) => id.fmt(f),
+            EventId::Int(id) => id.fmt(f),
+            EventId::Text(id) => id.fmt(f),
+        }
+    }
+}
+
+/// Microseconds since 1970-01-01 UTC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct UnixMicros(pub i64);
+
+/// Why a row can never become a message, found before anything was sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Which rule it breaks.
+    pub reason: Reason,
+    /// What was found, for a person: names the column and quotes a short, printable form.
+    pub detail: String,
+}
+
+/// Reasons of dead letters: the closed list that metrics and `outbox.dead_letter.reason` use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Reason {
+    /// A column is missing, NULL where it must not be, or of a value that can't be read.
+    Unmappable,
+    /// Message with headers is over what server or stream accept.
+    TooLarge,
+    /// The subject template gives an empty or over-long subject.
+    Subject,
+    /// A header name or value that must not be sent.
+    Header,
+    /// The server refused the message for good (the detail has its error code).
+    Refused,
+}
+
+impl Reason {
+    /// Stable lower-case name, as stored and as a metric's label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::Unmappable => "unmappable",
+            Reason::TooLarge => "too_large",
+            Reason::Subject => "subject",
+            Reason::Header => "header",
+            Reason::Refused => "refused",
+        }
+    }
+}
+
+/// 64-bit FNV-1a of the ordering key, or of the sequence number for a row without one. Two runs of
+/// one hash share a lane: slower, never wrong. The ledger stores it, so the function is fixed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RunHash(pub u64);
+
+impl RunHash {
+    /// Hash of an ordering key.
+    pub fn of_run(run: &[u8]) -> RunHash {
+        RunHash(fnv1a(0xcbf2_9ce4_8422_2325, run))
+    }
+
+    /// A row without an ordering key waits for nobody: it has a lane of its own.
+    pub fn of_seq(seq: i64) -> RunHash {
+        RunHash(fnv1a(fnv1a(0xcbf2_9ce4_8422_2325, b"\0seq"), &seq.to_be_bytes()))
+    }
+}
+
+fn fnv1a(start: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(start, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// One committed outbox row.
+///
+/// Strings and payload are slices of one buffer that holds this row only: an event that waits for
+/// hours pins its own bytes and nothing else.
+#[derive(Debug, Clone)]
+pub struct Event {
+    /// The table's sequence number.
+    pub seq: i64,
+    /// Absent when only the slow path saw the row.
+    pub position: Option<Position>,
+    /// Identity.
+    pub id: EventId,
+    /// Ordering key; `None` is a row without order.
+    pub run: Option<Bytes>,
+    /// Hash of `run`, or of `seq`.
+    pub run_hash: RunHash,
+    /// Kind of event (valid UTF-8).
+    pub kind: Bytes,
+    /// Tenant (valid UTF-8).
+    pub tenant: Option<Bytes>,
+    /// Schema version of the payload.
+    pub version: Option<i32>,
+    /// Untouched body; `None` is SQL NULL, a tombstone.
+    pub payload: Option<Bytes>,
+    /// The row's own headers: a JSON object's text, not yet parsed.
+    pub headers: Option<Bytes>,
+    /// When the row says it was made.
+    pub created_at: Option<UnixMicros>,
+    /// Commit time of its transaction, by the database's clock; for latency figures.
+    pub committed_at: Option<UnixMicros>,
+    /// Set when the row can't become a message; it goes to the dead letters in its turn.
+    pub fault: Option<Fault>,
+}
+
+/// Bookkeeping per event beside its bytes: struct, `Arc`, lane entry and transaction entry.
+pub const EVENT_OVERHEAD_BYTES: usize = 512;
+
+impl Event {
+    /// What this event counts for in the memory budget.
+    pub fn budget_bytes(&self) -> usize {
+        let part = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
+        EVENT_OVERHEAD_BYTES
+            + self.kind.len()
+            + part(&self.run)
+            + part(&self.tenant)
+            + part(&self.payload)
+            + part(&self.headers)
+    }
+
+    /// A text column; columns are checked to be UTF-8 when the event is made.
+    pub fn text(bytes: &Bytes) -> &str {
+        std::str::from_utf8(bytes).unwrap_or("\u{fffd}")
+    }
+}

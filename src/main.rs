@@ -1,0 +1,3 @@
+//! Arguments to exit code; no logic.
+
+fn main() {}

@@ -1,0 +1,153 @@
+//! The words that core and publishers share: attempts, outcomes, what Resume found. No logic.
+
+use std::time::Duration;
+
+use crate::event::{EventId, Reason};
+use crate::lsn::Lsn;
+
+/// Index of a destination in the configuration's order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DestinationId(pub u16);
+
+/// Number of one try to publish one event at one destination. Unique in the life of the process,
+/// across reconnects and sessions, so that a late answer can't settle a newer attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Attempt(pub u64);
+
+/// What became of a contiguous row of attempts `first..=last` of one destination.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// First attempt of the row.
+    pub first: Attempt,
+    /// Last attempt of the row; equal to `first` for a single answer.
+    pub last: Attempt,
+    /// Holds for each of them.
+    pub outcome: Outcome,
+}
+
+/// The four things that can become of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// In the stream, as durable as JetStream's ack.
+    Stored {
+        /// Stream sequence of the last attempt of the row.
+        stream_seq: u64,
+        /// The server had it already (dedupe window).
+        duplicate: bool,
+    },
+    /// May or may not be in the stream: only the stream itself can tell (Resume).
+    Unknown(Doubt),
+    /// Surely not in the stream, and the server said why.
+    Refused(Refusal),
+    /// Surely not in the stream: never left this process, or behind a gap that the server closed.
+    NotSent,
+}
+
+/// Why an outcome is unknown; label of `outboxd_unknown_outcomes_total`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Doubt {
+    /// No answer within `ack_timeout`.
+    Silence,
+    /// The connection went away while the answer was due.
+    Disconnected,
+    /// The server reported a gap in the batch, or abandoned it (10208).
+    Gap,
+    /// Nothing listens on the subject (503), e.g. no leader.
+    NoResponders,
+    /// PubAck that proves nothing: `seq` 0, or a replicated batch whose last message is not there.
+    Unproven,
+    /// Duplicate of a message that is still being decided (10158).
+    InProgress,
+    /// Any other error of the server.
+    ServerError,
+}
+
+/// A refusal by the server or by our own checks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// Will the same message be refused for ever? Then it is a dead letter with this reason.
+    pub permanent: Option<Reason>,
+    /// JetStream `err_code`, 0 when it was not a server's answer.
+    pub code: u64,
+    /// The server's or our own words.
+    pub detail: String,
+}
+
+/// What a destination announced when it came up; taken anew at every connect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamFacts {
+    /// Stream name.
+    pub stream: String,
+    /// The stream's creation time as the server writes it: another value is another stream.
+    pub created: String,
+    /// Replicas; above 1 a batch's ack needs proof.
+    pub replicas: u16,
+    /// Highest stream sequence at connect.
+    pub last_seq: u64,
+    /// Lowest sequence still stored.
+    pub first_seq: u64,
+    /// Largest message (headers counted) that server *and* stream accept, bytes.
+    pub max_message_bytes: usize,
+    /// Dedupe window.
+    pub duplicate_window: Duration,
+    /// nats-server version, e.g. `2.15.1`.
+    pub server_version: String,
+    /// Chosen pipeline.
+    pub pipeline: Pipeline,
+    /// Why that one and no faster one; shown by `status`, logged once.
+    pub why: String,
+}
+
+/// Ways to publish in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pipeline {
+    /// Fast-ingest batches (ADR-50): any number of events of a run in flight.
+    Batch,
+    /// Plain publishes: one event of a run in flight.
+    PerRun,
+}
+
+impl Pipeline {
+    /// Stable name as in the configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Pipeline::Batch => "batch",
+            Pipeline::PerRun => "per-run",
+        }
+    }
+}
+
+/// Where Resume starts: everything at or below `seq` of the stream made at `created` is known.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Floor {
+    /// The stream's creation time; empty when nothing was ever recorded.
+    pub created: String,
+    /// Stream sequence.
+    pub seq: u64,
+}
+
+/// One message of ours that Resume saw in the stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// `Outbox-Seq`.
+    pub seq: i64,
+    /// From `Nats-Msg-Id`, in the form the table's id column has.
+    pub id: EventId,
+    /// `Outbox-Lsn`; absent when only the slow path saw the event.
+    pub commit_lsn: Option<Lsn>,
+    /// `Outbox-Generation`.
+    pub generation: i32,
+    /// Its stream sequence.
+    pub stream_seq: u64,
+}
+
+/// Result of reading the stream from the floor to its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resumed {
+    /// The stream read.
+    pub created: String,
+    /// Highest sequence now known: nothing of ours at or below it is unknown any more.
+    pub last_seq: u64,
+    /// Our messages between floor and end, in stream order, copies of replays left out.
+    pub found: Vec<Found>,
+}
