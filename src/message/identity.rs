@@ -17,7 +17,7 @@ pub(super) const LSN: &str = "Outbox-Lsn";
 const REPLAY: &str = "Outbox-Replay";
 
 /// The message id of an event.
-pub(super) fn message_id(id: &EventId, envelope: &Envelope) -> Result<String, Fault> {
+pub fn message_id(id: &EventId, envelope: &Envelope) -> Result<String, Fault> {
     let mut text = match id {
         EventId::Uuid(id) => id.to_string(),
         EventId::Int(id) => format!("{}:{}:{id}", envelope.relay, envelope.generation),

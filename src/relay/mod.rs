@@ -1,4 +1,19 @@
 //! The core: what is read, what may be sent, what is decided, what may be confirmed. Pure: time
 //! comes in as an argument, nothing here waits, logs or touches a socket.
+//!
+//! Reading order: [`machine`] (inputs and actions), [`destination`] (the procedure after an unknown
+//! outcome), [`lanes`] (order), [`attempts`] (the floor), [`receipts`], [`watermark`] (what may be
+//! confirmed).
 
+pub mod attempts;
+pub mod backoff;
+pub mod destination;
+pub mod lanes;
+pub mod machine;
 pub mod outcome;
+pub mod ranges;
+pub mod receipts;
+pub mod route;
+pub mod watermark;
+
+pub use machine::{Action, Input, Limits, Relay};

@@ -62,6 +62,21 @@ pub enum Doubt {
     ServerError,
 }
 
+impl Doubt {
+    /// Stable name, as a metric's label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Doubt::Silence => "silence",
+            Doubt::Disconnected => "disconnected",
+            Doubt::Gap => "gap",
+            Doubt::NoResponders => "no_responders",
+            Doubt::Unproven => "unproven",
+            Doubt::InProgress => "in_progress",
+            Doubt::ServerError => "server_error",
+        }
+    }
+}
+
 /// A refusal by the server or by our own checks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {

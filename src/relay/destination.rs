@@ -1,0 +1,436 @@
+//! One destination in the core: its lanes, its attempts, and the procedure after an unknown
+//! outcome. That is (1) Resume; (2) one event alone, and from 1 again until its ack is not a
+//! duplicate, since only that proves a working broker; (3) Resume; (4) go on.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use crate::config::Filter;
+use crate::event::{Event, EventId, Fault, Reason};
+use crate::lsn::Lsn;
+use crate::message::{self, Envelope, Message};
+use crate::relay::attempts::Attempts;
+use crate::relay::backoff::Backoff;
+use crate::relay::lanes::{Entry, Lanes, Slot};
+use crate::relay::outcome::{Answer, Attempt, Floor, Outcome, Pipeline, Refusal, StreamFacts};
+use crate::relay::ranges::RangeSet;
+use crate::relay::receipts::{Decided, Decision};
+
+/// What the core must know of a destination.
+#[derive(Debug, Clone)]
+pub struct DestinationSpec {
+    /// Its name in the configuration.
+    pub name: String,
+    /// What it takes.
+    pub filter: Filter,
+    /// How its messages look.
+    pub envelope: Envelope,
+    /// Events sent and unanswered at most.
+    pub max_in_flight: usize,
+    /// Numbers that the ledger has already, from the watermark on.
+    pub recorded: RangeSet,
+    /// Highest commit LSN among them: WAL beyond it brings none of them.
+    pub recorded_to: Lsn,
+    /// The ledger's floor; `None` when this destination was never connected.
+    pub floor: Option<Floor>,
+}
+
+/// Where a destination stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// No usable connection.
+    Down,
+    /// First connect ever: the floor must be in the ledger before the first send.
+    RecordFloor,
+    /// Resume is due, once the clock is there and nothing is in flight.
+    ResumeAt {
+        /// `None`: at once.
+        at: Option<Instant>,
+        /// The broker is proven: go on afterwards.
+        proven: bool,
+    },
+    /// The stream is being read.
+    Resuming {
+        /// The broker is proven: go on afterwards.
+        proven: bool,
+    },
+    /// One event alone, until its ack is not a duplicate.
+    Probe,
+    /// Everything that may be sent is sent.
+    Flow,
+    /// An outcome is unknown: nothing is sent until the rest is answered.
+    Drain,
+}
+
+impl Phase {
+    /// Stable name for status.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Phase::Down => "down",
+            Phase::RecordFloor => "first-connect",
+            Phase::ResumeAt { .. } | Phase::Resuming { .. } => "resuming",
+            Phase::Probe => "probing",
+            Phase::Flow => "flowing",
+            Phase::Drain => "draining",
+        }
+    }
+}
+
+/// Counted since the session began; the pump turns differences into metrics.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Attempts handed to the publisher.
+    pub sent: u64,
+    /// Events final by an ack.
+    pub acked: u64,
+    /// Undecided events that Resume found in the stream.
+    pub resumed: u64,
+    /// Acks that said "duplicate".
+    pub duplicates: u64,
+    /// Events that the filter did not take.
+    pub unmatched: u64,
+    /// Decisions recorded.
+    pub recorded: u64,
+    /// Refusals that may heal.
+    pub refusals: u64,
+    /// Unknown outcomes by cause.
+    pub doubts: BTreeMap<&'static str, u64>,
+    /// Dead letters by reason.
+    pub dead: BTreeMap<&'static str, u64>,
+}
+
+/// What a destination wants done.
+#[derive(Debug)]
+pub(super) enum Step {
+    Send(Attempt, Message),
+    Bury(Slot, Box<Event>, Fault, u32),
+    Resume(Floor),
+}
+
+/// Refusals in a row, over all lanes, after which the destination as a whole waits: then the
+/// fault is the stream's (full, no space) and not one subject's.
+const REFUSALS_BEFORE_PAUSE: u32 = 4;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Destination {
+    pub(super) spec: DestinationSpec,
+    pub(super) lanes: Lanes,
+    pub(super) decided: Decided,
+    pub(super) counts: Counts,
+    pub(super) attempts: Attempts,
+    phase: Phase,
+    facts: Option<StreamFacts>,
+    created: String,
+    backoff: Backoff,
+    refusals_in_a_row: u32,
+    paused_until: Option<Instant>,
+    to_bury: Vec<(Slot, Fault)>,
+    last_acked: Option<LastAcked>,
+}
+
+/// The newest message known to be in the stream; a receipt names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LastAcked {
+    /// Its stream sequence.
+    pub stream_seq: u64,
+    /// Its event.
+    pub id: EventId,
+}
+
+impl Destination {
+    pub(super) fn new(spec: DestinationSpec, first_attempt: u64) -> Destination {
+        let mix = |seed: u64, byte: u8| seed.rotate_left(9) ^ u64::from(byte);
+        let seed = spec.name.bytes().fold(first_attempt, mix);
+        Destination {
+            spec,
+            lanes: Lanes::new(u32::MAX),
+            decided: Decided::default(),
+            counts: Counts::default(),
+            attempts: Attempts::new(first_attempt),
+            phase: Phase::Down,
+            facts: None,
+            created: String::new(),
+            backoff: Backoff::new(seed),
+            refusals_in_a_row: 0,
+            paused_until: None,
+            to_bury: Vec::new(),
+            last_acked: None,
+        }
+    }
+
+    /// Where it stands.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// What the stream announced at the last connect.
+    pub fn facts(&self) -> Option<&StreamFacts> {
+        self.facts.as_ref()
+    }
+
+    /// Its name in the configuration.
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// Its lanes.
+    pub fn lanes(&self) -> &Lanes {
+        &self.lanes
+    }
+
+    /// Its counters.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Newest message known to be in the stream by an ack.
+    pub fn last_acked(&self) -> Option<&LastAcked> {
+        self.last_acked.as_ref()
+    }
+
+    /// Highest stream sequence known.
+    pub fn known(&self) -> u64 {
+        self.attempts.known()
+    }
+
+    /// Where Resume would start.
+    pub fn floor(&self) -> Floor {
+        Floor { created: self.created.clone(), seq: self.attempts.floor() }
+    }
+
+    /// Does nothing of it wait for an answer, a burial or a ledger write?
+    pub(super) fn is_quiet(&self) -> bool {
+        self.lanes.in_flight() == 0 && self.to_bury.is_empty() && self.decided.is_empty()
+    }
+
+    /// A new connection; the publisher has answered everything of the old one.
+    pub(super) fn up(&mut self, facts: StreamFacts) {
+        self.lanes.set_window(match facts.pipeline {
+            Pipeline::Batch => u32::MAX,
+            Pipeline::PerRun => 1,
+        });
+        self.phase = Phase::ResumeAt { at: None, proven: false };
+        if self.created != facts.created {
+            match self.spec.floor.take() {
+                Some(floor) if floor.created == facts.created => self.attempts.restart(floor.seq),
+                // Another stream of that name: what we sent lately may be anywhere in it.
+                Some(_) => self.attempts.restart(0),
+                None if self.created.is_empty() => {
+                    self.attempts.restart(facts.last_seq);
+                    self.phase = Phase::RecordFloor;
+                }
+                None => self.attempts.restart(0),
+            }
+            self.created.clone_from(&facts.created);
+            self.last_acked = None;
+        }
+        self.facts = Some(facts);
+        self.paused_until = None;
+    }
+
+    pub(super) fn down(&mut self) {
+        self.phase = Phase::Down;
+    }
+
+    /// Must a receipt with the floor, even an empty one, be written before anything is sent?
+    pub(super) fn wants_floor_recorded(&self) -> bool {
+        self.phase == Phase::RecordFloor
+    }
+
+    pub(super) fn floor_recorded(&mut self) {
+        if self.phase == Phase::RecordFloor {
+            self.phase = Phase::ResumeAt { at: None, proven: false };
+        }
+    }
+
+    /// Resume read the stream to `last_seq`. `found` are numbers that are in the stream and in the
+    /// ledger; the entries returned were waiting here and are final.
+    pub(super) fn resumed(&mut self, created: &str, last_seq: u64, found: &RangeSet) -> Vec<Entry> {
+        let Phase::Resuming { proven } = self.phase else { return Vec::new() };
+        if created != self.created {
+            // Replaced while it was read; the publisher will come `up` with the new one.
+            self.phase = Phase::Down;
+            return Vec::new();
+        }
+        self.attempts.resumed(last_seq);
+        self.phase = if proven { Phase::Flow } else { Phase::Probe };
+        if found.is_empty() {
+            return Vec::new();
+        }
+        let slots = self.lanes.find(|event| found.contains(event.seq));
+        self.counts.resumed += slots.len() as u64;
+        slots.into_iter().filter_map(|slot| self.lanes.settle(slot)).collect()
+    }
+
+    pub(super) fn resume_failed(&mut self, now: Instant) {
+        if matches!(self.phase, Phase::Resuming { .. }) {
+            self.phase =
+                Phase::ResumeAt { at: Some(now + self.backoff.next_wait()), proven: false };
+        }
+    }
+
+    /// What became of a row of attempts. Entries that are final are returned.
+    pub(super) fn answer(&mut self, now: Instant, answer: &Answer) -> Vec<Entry> {
+        let mut stored = Vec::new();
+        let mut answered = 0u64;
+        for number in answer.first.0..=answer.last.0 {
+            let Some(sent) = self.attempts.answer(number) else { continue };
+            answered += 1;
+            match &answer.outcome {
+                Outcome::Stored { .. } => stored.extend(self.lanes.settle(sent.slot)),
+                Outcome::Unknown(_) => {
+                    self.attempts.doubt(&sent);
+                    self.lanes.give_back(sent.slot, None);
+                }
+                Outcome::NotSent => self.lanes.give_back(sent.slot, None),
+                Outcome::Refused(refusal) => self.refused(now, sent.slot, refusal),
+            }
+        }
+        if answered == 0 {
+            return stored;
+        }
+        match &answer.outcome {
+            Outcome::Stored { stream_seq, duplicate } => {
+                self.counts.acked += stored.len() as u64;
+                self.stored(*stream_seq, *duplicate, stored.last());
+            }
+            Outcome::Unknown(doubt) => {
+                *self.counts.doubts.entry(doubt.as_str()).or_default() += answered;
+                if matches!(self.phase, Phase::Flow | Phase::Probe) {
+                    self.phase = Phase::Drain;
+                }
+            }
+            Outcome::Refused(_) | Outcome::NotSent => {}
+        }
+        if self.phase == Phase::Drain && self.lanes.in_flight() == 0 {
+            self.phase =
+                Phase::ResumeAt { at: Some(now + self.backoff.next_wait()), proven: false };
+        }
+        stored
+    }
+
+    fn stored(&mut self, stream_seq: u64, duplicate: bool, last: Option<&Entry>) {
+        self.counts.duplicates += u64::from(duplicate);
+        self.refusals_in_a_row = 0;
+        self.attempts.learn(stream_seq);
+        if let Some(entry) = last {
+            self.last_acked = Some(LastAcked { stream_seq, id: entry.event.id.clone() });
+        }
+        if !duplicate {
+            self.backoff.reset();
+        }
+        if self.phase == Phase::Probe {
+            self.phase = Phase::ResumeAt { at: None, proven: !duplicate };
+        }
+    }
+
+    fn refused(&mut self, now: Instant, slot: Slot, refusal: &Refusal) {
+        if let Some(reason) = refusal.permanent {
+            let detail = match refusal.code {
+                0 => refusal.detail.clone(),
+                code => format!("{} (JetStream error {code})", refusal.detail),
+            };
+            self.condemn(slot, Fault { reason, detail });
+            return;
+        }
+        self.counts.refusals += 1;
+        self.refusals_in_a_row = self.refusals_in_a_row.saturating_add(1);
+        let retry_at = now + self.backoff.next_wait();
+        self.lanes.give_back(slot, Some(retry_at));
+        if self.refusals_in_a_row >= REFUSALS_BEFORE_PAUSE {
+            self.paused_until = Some(retry_at);
+        }
+    }
+
+    /// Holds the lane until the event is in the dead letters.
+    fn condemn(&mut self, slot: Slot, fault: Fault) {
+        self.lanes.bury(slot);
+        self.to_bury.push((slot, fault));
+    }
+
+    /// The event is in the dead letters, durably.
+    pub(super) fn buried(&mut self, slot: Slot, seq: i64, reason: Reason) -> Option<Entry> {
+        if self.lanes.get(slot)?.event.seq != seq {
+            return None;
+        }
+        *self.counts.dead.entry(reason.as_str()).or_default() += 1;
+        self.lanes.settle(slot)
+    }
+
+    /// The dead letters could not be written: the event is tried again from the start.
+    pub(super) fn burial_failed(&mut self, now: Instant, slot: Slot, seq: i64) {
+        if self.lanes.get(slot).is_some_and(|entry| entry.event.seq == seq) {
+            self.lanes.exhume(slot, now + self.backoff.next_wait());
+        }
+    }
+
+    /// Records a decision for the next receipt.
+    pub(super) fn decide(&mut self, entry: &Entry, decision: Decision) {
+        self.decided.add(entry.event.seq, entry.txn, decision);
+    }
+
+    /// The next thing to do, if there is one now.
+    pub(super) fn poll(&mut self, now: Instant, sending: bool) -> Option<Step> {
+        self.lanes.wake(now);
+        self.paused_until = self.paused_until.filter(|until| *until > now);
+        loop {
+            if let Some((slot, fault)) = self.to_bury.pop() {
+                let entry = self.lanes.get(slot)?;
+                // A copy of the event, so that the lanes alone hold the shared one.
+                let event = Box::new(Event::clone(&entry.event));
+                return Some(Step::Bury(slot, event, fault, entry.attempts));
+            }
+            match self.phase {
+                Phase::ResumeAt { at, proven } => {
+                    if self.lanes.in_flight() > 0 || at.is_some_and(|at| at > now) {
+                        return None;
+                    }
+                    self.phase = Phase::Resuming { proven };
+                    return Some(Step::Resume(self.floor()));
+                }
+                Phase::Probe if self.lanes.in_flight() > 0 => return None,
+                Phase::Flow if self.lanes.in_flight() >= self.spec.max_in_flight => return None,
+                Phase::Probe | Phase::Flow if sending && self.paused_until.is_none() => {}
+                Phase::Probe
+                | Phase::Flow
+                | Phase::Down
+                | Phase::RecordFloor
+                | Phase::Resuming { .. }
+                | Phase::Drain => return None,
+            }
+            let slot = self.lanes.take()?;
+            let entry = self.lanes.get(slot)?;
+            match self.encode(&entry.event) {
+                Ok(message) => {
+                    self.counts.sent += 1;
+                    return Some(Step::Send(self.attempts.send(slot), message));
+                }
+                Err(fault) => self.condemn(slot, fault),
+            }
+        }
+    }
+
+    fn encode(&self, event: &Event) -> Result<Message, Fault> {
+        let message = message::encode(event, &self.spec.envelope)?;
+        let limit = self.facts.as_ref().map_or(usize::MAX, |facts| facts.max_message_bytes);
+        if message.size > limit {
+            let detail = format!(
+                "the message has {} bytes, headers counted; server and stream take {limit}",
+                message.size
+            );
+            return Err(Fault { reason: Reason::TooLarge, detail });
+        }
+        Ok(message)
+    }
+
+    /// When time alone brings something to do.
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        let phase = match self.phase {
+            Phase::ResumeAt { at, .. } => at,
+            Phase::Probe | Phase::Flow => self.paused_until,
+            Phase::Down | Phase::RecordFloor | Phase::Resuming { .. } | Phase::Drain => None,
+        };
+        phase.into_iter().chain(self.lanes.wake_at()).min()
+    }
+}

@@ -1,0 +1,389 @@
+//! One lane per run: first in, first out, with go-back-N. This is where promise P3 (order) is kept.
+//!
+//! An entry leaves its lane when it is final. Only a lane's `next` entry can be sent; after a
+//! failure the lane takes nothing out until everything it has in flight is answered, then starts
+//! again at its first undecided entry. Between lanes the order is that of commits.
+
+use hashbrown::HashMap;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::event::{Event, RunHash};
+use crate::relay::watermark::TxnId;
+
+/// Index of an entry; reused after the entry is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Slot(u32);
+
+const NONE: Slot = Slot(u32::MAX);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Waiting,
+    InFlight,
+}
+
+/// One event that one destination has not decided yet.
+#[derive(Debug)]
+pub struct Entry {
+    /// The event; shared with the other destinations.
+    pub event: Arc<Event>,
+    /// The transaction that waits for it; `None` when the slow path found the event.
+    pub txn: Option<TxnId>,
+    /// How often it was sent.
+    pub attempts: u32,
+    ordinal: u64,
+    state: State,
+    prev: Slot,
+    next: Slot,
+}
+
+/// Why a lane takes nothing out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Gate {
+    Open,
+    /// Something came back: wait until nothing of the lane is in flight.
+    Rewinding,
+    /// Wait for the clock.
+    Until(Instant),
+    /// This event is being written to the dead letters.
+    Burying(Slot),
+}
+
+#[derive(Debug)]
+struct Lane {
+    head: Slot,
+    tail: Slot,
+    /// First entry that was not sent since the lane last started over; `NONE`: all were.
+    next: Slot,
+    in_flight: u32,
+    gate: Gate,
+    /// Does `ready` hold this lane's `next`?
+    listed: bool,
+}
+
+/// The lanes of one destination.
+#[derive(Debug)]
+pub struct Lanes {
+    slots: Vec<Option<Entry>>,
+    free: Vec<Slot>,
+    lanes: HashMap<RunHash, Lane>,
+    /// (ordinal, lane) of each lane's `next`; stale pairs are skipped when they come up.
+    ready: BinaryHeap<Reverse<(u64, RunHash)>>,
+    /// Lanes that wait for the clock.
+    timers: BinaryHeap<Reverse<(Instant, RunHash)>>,
+    ordinal: u64,
+    /// Events of one run in flight at most.
+    window: u32,
+    in_flight: usize,
+    len: usize,
+}
+
+impl Lanes {
+    /// No events. `window`: how many of one run may be in flight.
+    pub fn new(window: u32) -> Lanes {
+        Lanes {
+            slots: Vec::new(),
+            free: Vec::new(),
+            lanes: HashMap::new(),
+            ready: BinaryHeap::new(),
+            timers: BinaryHeap::new(),
+            ordinal: 0,
+            window,
+            in_flight: 0,
+            len: 0,
+        }
+    }
+
+    /// Undecided events.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// No undecided events?
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Runs with undecided events.
+    pub fn lane_count(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Events sent and not answered.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Changes the window; call it with nothing in flight.
+    pub fn set_window(&mut self, window: u32) {
+        debug_assert_eq!(self.in_flight, 0);
+        self.window = window;
+        let runs: Vec<RunHash> = self.lanes.keys().copied().collect();
+        for run in runs {
+            self.list(run);
+        }
+    }
+
+    /// Appends an event to its lane.
+    pub fn push(&mut self, event: Arc<Event>, txn: Option<TxnId>) {
+        let run = event.run_hash;
+        let ordinal = self.ordinal;
+        self.ordinal += 1;
+        self.len += 1;
+        let tail = self.lanes.get(&run).map_or(NONE, |lane| lane.tail);
+        let entry = Entry {
+            event,
+            txn,
+            attempts: 0,
+            ordinal,
+            state: State::Waiting,
+            prev: tail,
+            next: NONE,
+        };
+        let slot = self.store(entry);
+        if let Some(before) = self.entry_mut(tail) {
+            before.next = slot;
+        }
+        let lane = self.lanes.entry(run).or_insert(Lane {
+            head: slot,
+            tail: slot,
+            next: NONE,
+            in_flight: 0,
+            gate: Gate::Open,
+            listed: false,
+        });
+        lane.tail = slot;
+        if lane.next == NONE {
+            lane.next = slot;
+        }
+        self.list(run);
+    }
+
+    /// Takes the next sendable event in commit order and marks it in flight.
+    pub fn take(&mut self) -> Option<Slot> {
+        while let Some(Reverse((ordinal, run))) = self.ready.pop() {
+            let Some(lane) = self.lanes.get_mut(&run) else { continue };
+            let slot = lane.next;
+            let Some(entry) = get_mut(&mut self.slots, slot) else { continue };
+            if !lane.listed || lane.gate != Gate::Open || entry.ordinal != ordinal {
+                continue;
+            }
+            entry.state = State::InFlight;
+            entry.attempts = entry.attempts.saturating_add(1);
+            lane.next = entry.next;
+            lane.in_flight += 1;
+            lane.listed = false;
+            self.in_flight += 1;
+            self.list(run);
+            return Some(slot);
+        }
+        None
+    }
+
+    /// The entry, while it is undecided.
+    pub fn get(&self, slot: Slot) -> Option<&Entry> {
+        let index = usize::try_from(slot.0).ok()?;
+        self.slots.get(index).and_then(Option::as_ref)
+    }
+
+    /// The event is final: it leaves its lane.
+    pub fn settle(&mut self, slot: Slot) -> Option<Entry> {
+        let entry = self.vacate(slot)?;
+        let run = entry.event.run_hash;
+        if let Some(before) = self.entry_mut(entry.prev) {
+            before.next = entry.next;
+        }
+        if let Some(after) = self.entry_mut(entry.next) {
+            after.prev = entry.prev;
+        }
+        if let Some(lane) = self.lanes.get_mut(&run) {
+            let stood_for = match lane.gate {
+                Gate::Until(_) => lane.head == slot,
+                Gate::Burying(buried) => buried == slot,
+                Gate::Open | Gate::Rewinding => false,
+            };
+            if stood_for {
+                lane.gate = Gate::Rewinding;
+            }
+            if lane.head == slot {
+                lane.head = entry.next;
+            }
+            if lane.tail == slot {
+                lane.tail = entry.prev;
+            }
+            if lane.next == slot {
+                lane.next = entry.next;
+                lane.listed = false;
+            }
+            if entry.state == State::InFlight {
+                lane.in_flight -= 1;
+                self.in_flight -= 1;
+            }
+            if lane.head == NONE {
+                self.lanes.remove(&run);
+            } else {
+                self.restart_when_idle(run);
+                self.list(run);
+            }
+        }
+        Some(entry)
+    }
+
+    /// The event is not in the stream: the lane goes back to its first undecided entry, at
+    /// `retry_at` if given.
+    pub fn give_back(&mut self, slot: Slot, retry_at: Option<Instant>) {
+        let Some(run) = self.land(slot) else { return };
+        if let Some(lane) = self.lanes.get_mut(&run) {
+            lane.listed = false;
+            match (lane.gate, retry_at) {
+                (Gate::Until(_) | Gate::Burying(_), _) => {}
+                (Gate::Open | Gate::Rewinding, Some(at)) => {
+                    lane.gate = Gate::Until(at);
+                    self.timers.push(Reverse((at, run)));
+                }
+                (Gate::Open | Gate::Rewinding, None) => lane.gate = Gate::Rewinding,
+            }
+        }
+        self.restart_when_idle(run);
+    }
+
+    /// The event will never be in the stream: the lane waits until it is in the dead letters.
+    pub fn bury(&mut self, slot: Slot) {
+        let Some(run) = self.land(slot) else { return };
+        if let Some(lane) = self.lanes.get_mut(&run) {
+            lane.listed = false;
+            lane.gate = Gate::Burying(slot);
+        }
+    }
+
+    /// The burial failed: the lane tries again at `at`, beginning with the same event.
+    pub fn exhume(&mut self, slot: Slot, at: Instant) {
+        let Some(run) = self.get(slot).map(|entry| entry.event.run_hash) else { return };
+        if let Some(lane) = self.lanes.get_mut(&run) {
+            lane.gate = Gate::Until(at);
+            self.timers.push(Reverse((at, run)));
+        }
+    }
+
+    /// When the first waiting lane wants to go on.
+    pub fn wake_at(&self) -> Option<Instant> {
+        self.timers.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// Lanes that wait for the clock or for a burial.
+    pub fn retrying(&self) -> usize {
+        let held = |lane: &&Lane| matches!(lane.gate, Gate::Until(_) | Gate::Burying(_));
+        self.lanes.values().filter(held).count()
+    }
+
+    /// Opens the lanes whose time has come.
+    pub fn wake(&mut self, now: Instant) {
+        while let Some(Reverse((at, run))) = self.timers.peek().copied() {
+            if at > now {
+                break;
+            }
+            self.timers.pop();
+            if let Some(lane) = self.lanes.get_mut(&run)
+                && lane.gate == Gate::Until(at)
+            {
+                lane.gate = Gate::Rewinding;
+                self.restart_when_idle(run);
+            }
+        }
+    }
+
+    /// Slots of the undecided events that `wanted` picks, in no particular order.
+    pub fn find(&self, wanted: impl Fn(&Event) -> bool) -> Vec<Slot> {
+        let numbered = self.slots.iter().zip(0u32..);
+        numbered
+            .filter(|(entry, _)| entry.as_ref().is_some_and(|entry| wanted(&entry.event)))
+            .map(|(_, index)| Slot(index))
+            .collect()
+    }
+
+    /// The undecided event with the smallest ordinal, in flight or not.
+    pub fn oldest(&self) -> Option<&Entry> {
+        let heads = self.lanes.values().filter_map(|lane| self.get(lane.head));
+        heads.min_by_key(|entry| entry.ordinal)
+    }
+
+    /// In flight → waiting; the lane's run.
+    fn land(&mut self, slot: Slot) -> Option<RunHash> {
+        let entry = get_mut(&mut self.slots, slot)?;
+        if entry.state != State::InFlight {
+            return None;
+        }
+        entry.state = State::Waiting;
+        let run = entry.event.run_hash;
+        self.lanes.get_mut(&run)?.in_flight -= 1;
+        self.in_flight -= 1;
+        Some(run)
+    }
+
+    fn restart_when_idle(&mut self, run: RunHash) {
+        if let Some(lane) = self.lanes.get_mut(&run)
+            && lane.gate == Gate::Rewinding
+            && lane.in_flight == 0
+        {
+            lane.gate = Gate::Open;
+            lane.next = lane.head;
+            lane.listed = false;
+            self.list(run);
+        }
+    }
+
+    /// Puts the lane's `next` among the ready ones if it may be sent and isn't there yet.
+    fn list(&mut self, run: RunHash) {
+        if let Some(lane) = self.lanes.get_mut(&run)
+            && !lane.listed
+            && lane.gate == Gate::Open
+            && lane.in_flight < self.window
+            && let Some(entry) = get_mut(&mut self.slots, lane.next)
+        {
+            lane.listed = true;
+            self.ready.push(Reverse((entry.ordinal, run)));
+        }
+    }
+
+    fn store(&mut self, entry: Entry) -> Slot {
+        if let Some(slot) = self.free.pop()
+            && let Some(place) =
+                usize::try_from(slot.0).ok().and_then(|index| self.slots.get_mut(index))
+        {
+            *place = Some(entry);
+            return slot;
+        }
+        let slot = Slot(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
+        self.slots.push(Some(entry));
+        slot
+    }
+
+    fn vacate(&mut self, slot: Slot) -> Option<Entry> {
+        let index = usize::try_from(slot.0).ok()?;
+        let entry = self.slots.get_mut(index)?.take()?;
+        self.len -= 1;
+        if self.len == 0 {
+            // A burst leaves no memory behind.
+            self.slots.clear();
+            self.slots.shrink_to(1024);
+            self.free.clear();
+            self.free.shrink_to(1024);
+            self.ready.clear();
+        } else {
+            self.free.push(slot);
+        }
+        Some(entry)
+    }
+
+    fn entry_mut(&mut self, slot: Slot) -> Option<&mut Entry> {
+        get_mut(&mut self.slots, slot)
+    }
+}
+
+fn get_mut(slots: &mut [Option<Entry>], slot: Slot) -> Option<&mut Entry> {
+    let index = usize::try_from(slot.0).ok()?;
+    slots.get_mut(index)?.as_mut()
+}

@@ -1,0 +1,430 @@
+//! The relay as a state machine: every input goes through [`Relay::handle`], every effect comes
+//! out of [`Relay::poll`]. It keeps P1–P5 and the bounds of P8; see the crate's documentation.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::event::{Event, Fault, Reason, UnixMicros};
+use crate::lsn::Lsn;
+use crate::message::Message;
+use crate::relay::destination::{Destination, DestinationSpec, LastAcked, Step};
+use crate::relay::lanes::{Entry, Slot};
+use crate::relay::outcome::{Answer, Attempt, DestinationId, Floor, StreamFacts};
+use crate::relay::ranges::RangeSet;
+use crate::relay::receipts::{Decided, Decision};
+use crate::relay::route;
+use crate::relay::watermark::{TxnId, Watermark};
+
+/// Bounds, from the configuration.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Events read and undecided, bytes.
+    pub memory_bytes: usize,
+    /// Longest wait between a decision and its receipt.
+    pub receipt_interval: Duration,
+    /// Decisions at which a receipt is due at once.
+    pub receipt_events: u64,
+}
+
+/// What happened.
+#[derive(Debug)]
+pub enum Input {
+    /// First frame of a transaction.
+    Begin {
+        /// Start of its commit record.
+        commit_lsn: Lsn,
+    },
+    /// An outbox row of the open transaction.
+    Event(Event),
+    /// Last frame of a transaction.
+    Commit {
+        /// Where the next one may begin.
+        end_lsn: Lsn,
+    },
+    /// The server has sent everything below this.
+    Keepalive {
+        /// Its position.
+        wal_end: Lsn,
+    },
+    /// A destination is connected.
+    Up(DestinationId, StreamFacts),
+    /// A destination has no connection; everything it had is answered.
+    Down(DestinationId),
+    /// What became of attempts.
+    Answer(DestinationId, Answer),
+    /// The stream was read from the floor on, and the ledger has what was found.
+    Resumed(DestinationId, Verified),
+    /// The stream could not be read.
+    ResumeFailed(DestinationId),
+    /// A burial is durable, or failed.
+    Buried(Burial, bool),
+    /// The ledger has what [`Action::Record`] asked for.
+    Recorded,
+    /// Take nothing new; finish what is in flight.
+    Stop,
+}
+
+/// What Resume found, after the table confirmed the rows and the ledger has them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verified {
+    /// The stream that was read.
+    pub created: String,
+    /// Where it ended.
+    pub last_seq: u64,
+    /// Numbers that are in it.
+    pub seqs: RangeSet,
+    /// Highest commit LSN among them; `None`: not known for all, so they are kept for good.
+    pub last_lsn: Option<Lsn>,
+}
+
+/// Names a burial in its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Burial {
+    /// Where the event can't go.
+    pub destination: DestinationId,
+    /// Its number.
+    pub seq: i64,
+    /// Why.
+    pub reason: Reason,
+    slot: Slot,
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub enum Action {
+    /// Publish, in the order in which these come.
+    Send {
+        /// Where.
+        destination: DestinationId,
+        /// To be answered exactly once.
+        attempt: Attempt,
+        /// What.
+        message: Message,
+    },
+    /// Write to the dead letters, durably, then say so.
+    Bury {
+        /// For the answer.
+        burial: Burial,
+        /// The event.
+        event: Box<Event>,
+        /// What is wrong with it.
+        fault: Fault,
+        /// How often it was sent.
+        attempts: u32,
+    },
+    /// Read the stream from the floor on.
+    Resume {
+        /// Which.
+        destination: DestinationId,
+        /// From where.
+        floor: Floor,
+    },
+    /// Write receipts in one synchronous transaction, then say so. One at a time.
+    Record(Vec<ReceiptDraft>),
+}
+
+/// One destination's receipt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReceiptDraft {
+    /// Whose.
+    pub destination: DestinationId,
+    /// What was decided; empty when only the floor is recorded.
+    pub decided: Decided,
+    /// Where Resume would start.
+    pub floor: Floor,
+    /// Newest message known to be stored by an ack.
+    pub last: Option<LastAcked>,
+}
+
+/// A frame sequence that PostgreSQL never sends: nothing may be confirmed after it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ProtocolViolation(pub String);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Relay {
+    limits: Limits,
+    destinations: Vec<Destination>,
+    watermark: Watermark,
+    open: Option<TxnId>,
+    held_bytes: usize,
+    /// Receipts being written.
+    writing: Option<Vec<ReceiptDraft>>,
+    /// When the oldest decision without receipt was made.
+    undecided_since: Option<Instant>,
+    burials: usize,
+    stopping: bool,
+    /// Commit times of events acked since the pump last asked.
+    acked: Vec<UnixMicros>,
+    turn: usize,
+}
+
+impl Relay {
+    /// `start` is the slot's confirmed LSN; attempts are numbered from `first_attempt`.
+    pub fn new(
+        limits: Limits,
+        start: Lsn,
+        destinations: Vec<DestinationSpec>,
+        first_attempt: u64,
+    ) -> Relay {
+        let make = |spec| Destination::new(spec, first_attempt);
+        Relay {
+            limits,
+            destinations: destinations.into_iter().map(make).collect(),
+            watermark: Watermark::new(start),
+            open: None,
+            held_bytes: 0,
+            writing: None,
+            undecided_since: None,
+            burials: 0,
+            stopping: false,
+            acked: Vec::new(),
+            turn: 0,
+        }
+    }
+
+    /// Takes one input. An error means that the stream can't be trusted any more.
+    pub fn handle(&mut self, now: Instant, input: Input) -> Result<(), ProtocolViolation> {
+        match input {
+            Input::Begin { commit_lsn } => return self.begin(commit_lsn),
+            Input::Event(event) => return self.event(now, event),
+            Input::Commit { end_lsn } => {
+                self.open
+                    .take()
+                    .ok_or_else(|| violation("Commit outside a transaction", end_lsn))?;
+                self.watermark.commit(end_lsn);
+                self.forget_recorded();
+            }
+            Input::Keepalive { wal_end } => self.watermark.keepalive(wal_end),
+            Input::Up(id, facts) => self.each(id, |destination| destination.up(facts)),
+            Input::Down(id) => self.each(id, Destination::down),
+            Input::Answer(id, answer) => self.answer(now, id, &answer),
+            Input::Resumed(id, verified) => self.resumed(id, verified),
+            Input::ResumeFailed(id) => self.each(id, |destination| destination.resume_failed(now)),
+            Input::Buried(burial, done) => self.buried(now, burial, done),
+            Input::Recorded => self.recorded(),
+            Input::Stop => self.stopping = true,
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, commit_lsn: Lsn) -> Result<(), ProtocolViolation> {
+        if self.open.is_some() {
+            return Err(violation("Begin inside a transaction", commit_lsn));
+        }
+        self.open = Some(self.watermark.begin(commit_lsn));
+        Ok(())
+    }
+
+    /// Each destination gets the event exactly once: final by the ledger, unmatched, or in a lane.
+    fn event(&mut self, now: Instant, event: Event) -> Result<(), ProtocolViolation> {
+        let Some(txn) = self.open else {
+            return Err(ProtocolViolation(format!("row {} outside a transaction", event.seq)));
+        };
+        let event = Arc::new(event);
+        for destination in &mut self.destinations {
+            if destination.spec.recorded.contains(event.seq) {
+                continue;
+            }
+            self.watermark.hold(txn);
+            if event.fault.is_none() && !route::takes(&destination.spec.filter, &event) {
+                destination.counts.unmatched += 1;
+                destination.decided.add(event.seq, Some(txn), Decision::Unmatched);
+                self.undecided_since.get_or_insert(now);
+            } else {
+                destination.lanes.push(Arc::clone(&event), Some(txn));
+            }
+        }
+        if Arc::strong_count(&event) > 1 {
+            self.held_bytes += event.budget_bytes();
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, now: Instant, id: DestinationId, answer: &Answer) {
+        let Some(destination) = self.destinations.get_mut(usize::from(id.0)) else { return };
+        for entry in destination.answer(now, answer) {
+            destination.decide(&entry, Decision::Published);
+            self.undecided_since.get_or_insert(now);
+            self.acked.extend(entry.event.committed_at);
+            let_go(&mut self.held_bytes, entry);
+        }
+    }
+
+    fn resumed(&mut self, id: DestinationId, verified: Verified) {
+        let Some(destination) = self.destinations.get_mut(usize::from(id.0)) else { return };
+        let entries = destination.resumed(&verified.created, verified.last_seq, &verified.seqs);
+        for entry in entries {
+            // The ledger has it already: nothing is left to record.
+            if let Some(txn) = entry.txn {
+                self.watermark.release(txn, 1);
+            }
+            let_go(&mut self.held_bytes, entry);
+        }
+        let spec = &mut destination.spec;
+        if !verified.seqs.is_empty() {
+            spec.recorded.extend(verified.seqs.iter());
+            spec.recorded_to = spec.recorded_to.max(verified.last_lsn.unwrap_or(Lsn(u64::MAX)));
+        }
+    }
+
+    fn buried(&mut self, now: Instant, burial: Burial, done: bool) {
+        self.burials = self.burials.saturating_sub(1);
+        let index = usize::from(burial.destination.0);
+        let Some(destination) = self.destinations.get_mut(index) else { return };
+        if !done {
+            destination.burial_failed(now, burial.slot, burial.seq);
+        } else if let Some(entry) = destination.buried(burial.slot, burial.seq, burial.reason) {
+            destination.decide(&entry, Decision::Dead);
+            self.undecided_since.get_or_insert(now);
+            let_go(&mut self.held_bytes, entry);
+        }
+    }
+
+    fn recorded(&mut self) {
+        for draft in self.writing.take().unwrap_or_default() {
+            for (txn, count) in &draft.decided.waiting {
+                self.watermark.release(*txn, *count);
+            }
+            self.each(draft.destination, |destination| {
+                destination.counts.recorded += draft.decided.len();
+                destination.floor_recorded();
+            });
+        }
+        self.forget_recorded();
+    }
+
+    /// WAL beyond the ledger's newest position brings nothing that it has.
+    fn forget_recorded(&mut self) {
+        let confirmable = self.watermark.confirmable();
+        for destination in &mut self.destinations {
+            if !destination.spec.recorded.is_empty() && destination.spec.recorded_to < confirmable {
+                destination.spec.recorded = RangeSet::default();
+            }
+        }
+    }
+
+    /// The next thing to do; call until it says `None`.
+    pub fn poll(&mut self, now: Instant) -> Option<Action> {
+        let count = self.destinations.len();
+        for turn in 0..count {
+            // Destinations take turns, so that none starves behind a busy one.
+            let index = (self.turn + turn) % count;
+            let destination = self.destinations.get_mut(index)?;
+            let id = DestinationId(u16::try_from(index).unwrap_or(u16::MAX));
+            let Some(step) = destination.poll(now, !self.stopping) else { continue };
+            self.turn = index;
+            return Some(match step {
+                Step::Send(attempt, message) => Action::Send { destination: id, attempt, message },
+                Step::Resume(floor) => Action::Resume { destination: id, floor },
+                Step::Bury(slot, event, fault, attempts) => {
+                    self.burials += 1;
+                    let seq = event.seq;
+                    let burial = Burial { destination: id, seq, reason: fault.reason, slot };
+                    Action::Bury { burial, event, fault, attempts }
+                }
+            });
+        }
+        self.turn = (self.turn + 1) % count.max(1);
+        self.record(now).map(Action::Record)
+    }
+
+    fn record(&mut self, now: Instant) -> Option<Vec<ReceiptDraft>> {
+        if self.writing.is_some() {
+            return None;
+        }
+        let floors_only = self.destinations.iter().any(Destination::wants_floor_recorded);
+        let events: u64 = self.destinations.iter().map(|each| each.decided.len()).sum();
+        let due = self.undecided_since.is_some_and(|since| {
+            self.stopping
+                || events >= self.limits.receipt_events
+                || now >= since + self.limits.receipt_interval
+        });
+        if !due && !floors_only {
+            return None;
+        }
+        self.undecided_since = None;
+        let mut drafts = Vec::new();
+        for (destination, index) in self.destinations.iter_mut().zip(0u16..) {
+            if destination.decided.is_empty() && !destination.wants_floor_recorded() {
+                continue;
+            }
+            drafts.push(ReceiptDraft {
+                destination: DestinationId(index),
+                floor: destination.floor(),
+                last: destination.last_acked().cloned(),
+                decided: std::mem::take(&mut destination.decided),
+            });
+        }
+        self.writing = Some(drafts.clone());
+        Some(drafts)
+    }
+
+    /// Should more WAL be read? The budget may be overrun by the one event that fills it.
+    pub fn wants_wal(&self) -> bool {
+        !self.stopping && self.held_bytes < self.limits.memory_bytes
+    }
+
+    /// What may be confirmed: a prefix that is decided and recorded, nothing else.
+    pub fn confirmable(&self) -> Lsn {
+        self.watermark.confirmable()
+    }
+
+    /// When time alone brings something to do.
+    pub fn wake_at(&self) -> Option<Instant> {
+        let receipt = self.undecided_since.map(|since| since + self.limits.receipt_interval);
+        let receipt = receipt.filter(|_| self.writing.is_none());
+        self.destinations.iter().filter_map(Destination::wake_at).chain(receipt).min()
+    }
+
+    /// After [`Input::Stop`]: is everything that was begun finished and recorded?
+    pub fn is_quiet(&self) -> bool {
+        self.writing.is_none()
+            && self.burials == 0
+            && self.destinations.iter().all(Destination::is_quiet)
+    }
+
+    /// The destinations, in the configuration's order.
+    pub fn destinations(&self) -> &[Destination] {
+        &self.destinations
+    }
+
+    /// Bytes of undecided events.
+    pub fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
+    /// Commit LSN of the oldest transaction that is not decided and recorded.
+    pub fn oldest_held(&self) -> Option<Lsn> {
+        self.watermark.oldest_held()
+    }
+
+    /// Commit times of the events acked since the last call.
+    pub fn take_acked(&mut self) -> std::vec::Drain<'_, UnixMicros> {
+        self.acked.drain(..)
+    }
+
+    /// The number that no attempt of any destination has reached: where a next session starts.
+    pub fn next_attempt(&self) -> u64 {
+        let numbers = self.destinations.iter().map(|each| each.attempts.next_number());
+        numbers.max().unwrap_or(0)
+    }
+
+    fn each(&mut self, id: DestinationId, change: impl FnOnce(&mut Destination)) {
+        if let Some(destination) = self.destinations.get_mut(usize::from(id.0)) {
+            change(destination);
+        }
+    }
+}
+
+/// Gives an entry's bytes back to the budget when no other destination holds the event.
+fn let_go(held_bytes: &mut usize, entry: Entry) {
+    if let Some(event) = Arc::into_inner(entry.event) {
+        *held_bytes = held_bytes.saturating_sub(event.budget_bytes());
+    }
+}
+
+fn violation(what: &str, lsn: Lsn) -> ProtocolViolation {
+    ProtocolViolation(format!("{what} at {lsn}"))
+}
