@@ -1,1 +1,127 @@
 //! Every SQL statement of the relay: schema, slot and publication, lock, ledger, dead letters.
+//! Decides nothing but what one statement can say; knows no NATS.
+//!
+//! In the order of a relay's start: [`lock`] → [`schema`] → [`identity`] → [`ledger`] →
+//! [`events`]; while it runs [`ledger`] and [`dead_letters`]. [`publication`] and [`slot`] are made
+//! by `outboxd init`.
+
+pub mod dead_letters;
+pub mod events;
+pub mod identity;
+pub mod ledger;
+pub mod lock;
+pub mod publication;
+pub mod schema;
+pub mod slot;
+pub mod sql;
+
+use tokio_postgres::{Client, Statement};
+
+use crate::config::SourceConfig;
+use crate::error::{Failure, Kind};
+
+/// The statements of one session of one relay, prepared once. Dies with its connection.
+#[derive(Debug)]
+pub struct Store {
+    relay: String,
+    database_is_utf8: bool,
+    append: Statement,
+    load: Statement,
+    latest: Statement,
+    existing: Statement,
+    bury: Statement,
+}
+
+impl Store {
+    /// Settles the session, requires this program's schema version, prepares the statements.
+    pub async fn open(
+        client: &Client,
+        relay: &str,
+        source: &SourceConfig,
+    ) -> Result<Store, Failure> {
+        settle(client).await?;
+        schema::require(client).await?;
+        let existing = events::existing_sql(&source.table, &source.columns);
+        let database_is_utf8 = async {
+            let row = client.query_one("SELECT current_setting('server_encoding')", &[]);
+            row.await?.try_get::<_, String>(0)
+        };
+        let (append, load, latest, existing, bury, encoding) = tokio::try_join!(
+            client.prepare(ledger::APPEND),
+            client.prepare(ledger::LOAD),
+            client.prepare(ledger::LATEST),
+            client.prepare(&existing),
+            client.prepare(dead_letters::BURY),
+            database_is_utf8,
+        )
+        .map_err(|error| failed("cannot prepare the relay's statements", &error))?;
+        Ok(Store {
+            relay: relay.to_owned(),
+            database_is_utf8: encoding == "UTF8",
+            append,
+            load,
+            latest,
+            existing,
+            bury,
+        })
+    }
+}
+
+/// Makes the session independent of what the role or the database set for theirs.
+///
+/// `synchronous_commit`: a receipt that a crash takes back would let the slot pass events that
+/// nobody knows to be done, so commits wait at least for the flush, here and on a synchronous
+/// standby (`remote_apply` stays). Set for the session and not per transaction, since `SET LOCAL`
+/// needs a transaction block, three round trips for each receipt instead of one.
+///
+/// Time limits: the session idles between receipts by design. `row_security = off` turns a policy
+/// that would hide rows into an error: a hidden row looks like one that never committed. An empty
+/// search path (pg_catalog is always searched) keeps objects of others out of our statements.
+async fn settle(client: &Client) -> Result<(), Failure> {
+    const SETTLE: &str = "\
+        SELECT set_config(name, CASE name \
+                   WHEN 'synchronous_commit' THEN 'on' \
+                   WHEN 'row_security' THEN 'off' \
+                   WHEN 'search_path' THEN '' \
+                   ELSE '0' END, false) \
+        FROM pg_settings \
+        WHERE name IN ('statement_timeout', 'lock_timeout', 'idle_session_timeout', \
+                       'idle_in_transaction_session_timeout', 'transaction_timeout', \
+                       'row_security', 'search_path') \
+           OR (name = 'synchronous_commit' AND setting NOT IN ('on', 'remote_apply'))";
+    client
+        .query(SETTLE, &[])
+        .await
+        .map(drop)
+        .map_err(|error| failed("cannot settle the session", &error))
+}
+
+/// A failed statement as a failure: what was tried, then the server's words.
+fn failed(doing: &str, error: &tokio_postgres::Error) -> Failure {
+    let mut failure = failure_of(error);
+    failure.detail = format!("{doing}: {}", failure.detail);
+    failure
+}
+
+/// A value that the server can't have sent if the schema is ours.
+fn unexpected(what: impl std::fmt::Display) -> Failure {
+    Failure::new(Kind::Database, format!("unexpected value from the database: {what}"))
+}
+
+fn failure_of(error: &tokio_postgres::Error) -> Failure {
+    let Some(server) = error.as_db_error() else {
+        return Failure::new(Kind::SourceUnreachable, error.to_string());
+    };
+    let kind = match server.code().code() {
+        "42501" => Kind::Privilege,
+        "25006" => Kind::SourceReadOnly,
+        "57P01" | "57P02" | "57P03" => Kind::SourceShutdown,
+        "3F000" => Kind::SchemaMissing,
+        _ => Kind::Database,
+    };
+    Failure {
+        kind,
+        detail: server.message().to_owned(),
+        sqlstate: Some(server.code().code().to_owned()),
+    }
+}

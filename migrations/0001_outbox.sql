@@ -1,0 +1,172 @@
+-- outboxd schema, version 1: the outbox table, its one way in, and the relay's own records.
+--
+-- Runs in one transaction on PostgreSQL 14 and newer, needs no extension, and names every object
+-- in full, so that any migration tool can apply it as it is.
+
+CREATE SCHEMA IF NOT EXISTS outbox;
+
+CREATE TABLE outbox.schema_version (
+    version     int         PRIMARY KEY,
+    applied_at  timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE outbox.schema_version IS
+    'One row per applied migration of outboxd; the highest is the version of the schema.';
+
+-- The sequence is one of our own and not GENERATED ALWAYS AS IDENTITY: a partitioned table can't
+-- have an identity column before PostgreSQL 17, and the schema is to be the same on every version.
+-- What identity would give is kept otherwise: writers get no right on table or sequence, only
+-- EXECUTE on outbox.publish(), which lets nobody choose a number. CACHE 1, since a session that
+-- keeps numbers back could use them after the sweeper declared them void.
+CREATE SEQUENCE outbox.event_seq AS bigint CACHE 1 NO CYCLE;
+
+-- Partitioned from the start, so that retention can drop whole partitions without a rewrite. The
+-- default partition takes what no other takes: an INSERT never fails for want of a partition.
+--
+-- No primary key: on a partitioned table it would have to hold created_at, and would promise
+-- nothing about seq (the sequence does) or id (one id is one event: the writer's duty). The index
+-- on seq serves what is asked later: rows beyond the frontier, and whether a number has its row.
+-- An index on id is left out on purpose: random keys cost every writer a full-page image.
+CREATE TABLE outbox.event (
+    seq         bigint      NOT NULL DEFAULT nextval('outbox.event_seq'),
+    id          uuid        NOT NULL DEFAULT gen_random_uuid(),
+    tenant      text,
+    run_id      text        NOT NULL,
+    kind        text        NOT NULL,
+    version     int,
+    payload     json /* payload type */,
+    headers     jsonb,
+    created_at  timestamptz NOT NULL DEFAULT now()
+) PARTITION BY RANGE (created_at);
+ALTER SEQUENCE outbox.event_seq OWNED BY outbox.event.seq;
+CREATE TABLE outbox.event_default PARTITION OF outbox.event DEFAULT;
+CREATE INDEX event_seq_idx ON outbox.event (seq);
+
+COMMENT ON TABLE outbox.event IS
+    'Events to publish. Write with outbox.publish() in the transaction that makes them true.';
+COMMENT ON COLUMN outbox.event.run_id IS
+    'Ordering key: events of one run are published in commit order.';
+COMMENT ON COLUMN outbox.event.payload IS
+    'Body of the message, byte for byte; NULL is a tombstone.';
+COMMENT ON COLUMN outbox.event.headers IS
+    'Object of strings: further headers of the message; Nats-* and Outbox-* are refused.';
+
+-- The parameters come in the order of use. The type of payload is that of the column.
+CREATE FUNCTION outbox.publish(
+    run_id   text,
+    kind     text,
+    payload  outbox.event.payload%TYPE,
+    tenant   text  DEFAULT NULL,
+    version  int   DEFAULT NULL,
+    headers  jsonb DEFAULT NULL,
+    id       uuid  DEFAULT NULL
+) RETURNS uuid
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $publish$
+DECLARE
+    event_id uuid := coalesce(publish.id, gen_random_uuid());
+BEGIN
+    INSERT INTO outbox.event (id, tenant, run_id, kind, version, payload, headers)
+    VALUES (event_id, publish.tenant, publish.run_id, publish.kind, publish.version,
+            publish.payload, publish.headers);
+    RETURN event_id;
+END
+$publish$;
+COMMENT ON FUNCTION outbox.publish IS
+    'Writes one event and returns its id. Needs EXECUTE only; the event leaves on commit.';
+REVOKE ALL ON FUNCTION outbox.publish FROM PUBLIC;
+
+CREATE TABLE outbox.relay (
+    name               text        PRIMARY KEY,
+    generation         int         NOT NULL DEFAULT 1 CHECK (generation > 0),
+    event_table        text        NOT NULL,
+    system_identifier  text        NOT NULL,
+    timeline           bigint      NOT NULL,
+    created_at         timestamptz NOT NULL DEFAULT now(),
+    updated_at         timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE outbox.relay IS
+    'Which history a relay''s ledger belongs to: the outbox table and the cluster it was written in.';
+COMMENT ON COLUMN outbox.relay.generation IS
+    'Goes up when the history of the database was replaced (restore to an older point).';
+
+-- The ledger: append-only, one row per destination and flush.
+--
+-- Small on purpose. A row of one unbroken range is about 230 bytes, with both indexes and the
+-- commit record about 600 bytes of WAL: at ten flushes a second and 2,000 events a second 3 bytes
+-- per event. To keep the ranges unbroken a `published` receipt lists every number that its flush
+-- decided, those that matched no filter too; `events` and `unmatched` tell them apart in count.
+CREATE TABLE outbox.receipt (
+    id              bigint         GENERATED ALWAYS AS IDENTITY,
+    relay           text           NOT NULL,
+    destination     text           NOT NULL,
+    generation      int            NOT NULL,
+    outcome         text           NOT NULL
+        CHECK (outcome IN ('published', 'dead', 'unmatched', 'gone', 'handed')),
+    seqs            int8multirange NOT NULL,
+    events          int            NOT NULL,
+    unmatched       int            NOT NULL DEFAULT 0,
+    first_lsn       pg_lsn,
+    last_lsn        pg_lsn,
+    stream          text           NOT NULL,
+    stream_created  text           NOT NULL,
+    stream_seq      bigint         NOT NULL,
+    stream_msg_id   text           NOT NULL,
+    floor_seq       bigint         NOT NULL,
+    handed_seqs     bigint[],
+    handed_runs     bigint[],
+    recorded_at     timestamptz    NOT NULL DEFAULT now(),
+    PRIMARY KEY (relay, destination, id)
+);
+CREATE INDEX receipt_last_lsn_idx ON outbox.receipt (relay, last_lsn);
+
+COMMENT ON TABLE outbox.receipt IS
+    'What was decided, for which destination. Only receipts say whether an event is done.';
+COMMENT ON COLUMN outbox.receipt.seqs IS
+    'Numbers decided (or, `handed`, waiting); empty in the first receipt, which records a floor.';
+COMMENT ON COLUMN outbox.receipt.first_lsn IS
+    'Lowest commit LSN of the numbers; NULL when the WAL never showed them.';
+COMMENT ON COLUMN outbox.receipt.last_lsn IS
+    'Highest commit LSN of the numbers: the WAL read again from above it brings none of them.';
+COMMENT ON COLUMN outbox.receipt.stream_seq IS
+    'Stream sequence of the last message of the flush, and beside it that message''s id.';
+COMMENT ON COLUMN outbox.receipt.floor_seq IS
+    'Nothing of ours in the stream at or below this sequence has an unknown outcome.';
+COMMENT ON COLUMN outbox.receipt.handed_seqs IS
+    'Only `handed`: the numbers in commit order, and beside them their runs'' hashes.';
+
+-- Events that could not be published. Holds all that is needed to decide about one and to send it
+-- again after its row is gone. Only the payload needs bytea: the other columns were text before.
+CREATE TABLE outbox.dead_letter (
+    id                bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    relay             text        NOT NULL,
+    destination       text        NOT NULL,
+    seq               bigint      NOT NULL,
+    generation        int         NOT NULL,
+    event_id          text        NOT NULL,
+    run_id            text,
+    kind              text        NOT NULL,
+    tenant            text,
+    version           int,
+    payload           bytea,
+    headers           text,
+    event_created_at  timestamptz,
+    committed_at      timestamptz,
+    commit_lsn        pg_lsn,
+    commit_index      bigint,
+    reason            text        NOT NULL,
+    detail            text        NOT NULL,
+    server_code       bigint,
+    attempts          bigint      NOT NULL,
+    buried_at         timestamptz NOT NULL DEFAULT now(),
+    state             text        NOT NULL DEFAULT 'buried'
+        CHECK (state IN ('buried', 'redriven', 'discarded')),
+    state_changed_at  timestamptz,
+    state_changed_by  text,
+    state_reason      text,
+    UNIQUE (relay, destination, seq)
+);
+COMMENT ON TABLE outbox.dead_letter IS
+    'Events that can''t be published, with reason; decided by `outboxd dead-letters`.';
+
+INSERT INTO outbox.schema_version (version) VALUES (1);

@@ -1,0 +1,106 @@
+//! The relay's row: which outbox table, cluster and history its ledger belongs to.
+
+use tokio_postgres::Client;
+
+use super::failed;
+use crate::config::QualifiedName;
+use crate::error::{Failure, Kind};
+
+/// `outbox.relay` of one relay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelayRow {
+    /// History of the database that the ledger belongs to.
+    pub generation: i32,
+    /// The cluster's identifier when the row was written; another one is another cluster.
+    pub system_identifier: String,
+    /// Timeline when the row was written; a higher one is a promoted standby.
+    pub timeline: u32,
+    /// True when this call made the row.
+    pub created: bool,
+}
+
+const CREATE: &str = "\
+    INSERT INTO outbox.relay (name, event_table, system_identifier, timeline) \
+    VALUES ($1::text, $2::text, $3::text, $4::int8) ON CONFLICT (name) DO NOTHING";
+
+const READ: &str = "\
+    SELECT generation, event_table, system_identifier, timeline \
+    FROM outbox.relay WHERE name = $1::text";
+
+const MOVE_ON: &str = "\
+    UPDATE outbox.relay SET system_identifier = $2::text, timeline = $3::int8, updated_at = now() \
+    WHERE name = $1::text";
+
+/// Reads the relay's row, or makes it with generation 1 and the cluster's present identity.
+/// Comparing the two is the caller's: see the start-up plan.
+pub async fn read_or_create(
+    client: &Client,
+    relay: &str,
+    table: &QualifiedName,
+    system_identifier: &str,
+    timeline: u32,
+) -> Result<RelayRow, Failure> {
+    let name = table_name(table);
+    let created = client
+        .execute(CREATE, &[&relay, &name, &system_identifier, &i64::from(timeline)])
+        .await
+        .map_err(|error| failed("cannot record the relay's identity", &error))?;
+    match read(client, relay, table).await? {
+        Some(row) => Ok(RelayRow { created: created == 1, ..row }),
+        None => Err(super::unexpected("a relay's row that vanishes when it is read")),
+    }
+}
+
+/// Reads the relay's row.
+pub async fn read(
+    client: &Client,
+    relay: &str,
+    table: &QualifiedName,
+) -> Result<Option<RelayRow>, Failure> {
+    let row = client.query_opt(READ, &[&relay]).await;
+    let row = row.map_err(|error| failed("cannot read the relay's identity", &error))?;
+    row.map(|row| decode(relay, table, &row)).transpose()
+}
+
+/// Records that the same history goes on in this cluster and timeline (after a failover).
+pub async fn move_on(
+    client: &Client,
+    relay: &str,
+    system_identifier: &str,
+    timeline: u32,
+) -> Result<(), Failure> {
+    let moved = client.execute(MOVE_ON, &[&relay, &system_identifier, &i64::from(timeline)]).await;
+    moved.map(drop).map_err(|error| failed("cannot record the relay's identity", &error))
+}
+
+fn table_name(table: &QualifiedName) -> String {
+    format!("{}.{}", table.schema, table.name)
+}
+
+/// A ledger speaks of the numbers of one table. Reading it for another would take events of that
+/// one for done that were never sent.
+fn decode(
+    relay: &str,
+    table: &QualifiedName,
+    row: &tokio_postgres::Row,
+) -> Result<RelayRow, Failure> {
+    let fields = || -> Result<_, tokio_postgres::Error> {
+        let (event_table, timeline): (String, i64) = (row.try_get(1)?, row.try_get(3)?);
+        let generation = row.try_get(0)?;
+        let system_identifier = row.try_get(2)?;
+        Ok((event_table, timeline, generation, system_identifier))
+    };
+    let (event_table, timeline, generation, system_identifier) =
+        fields().map_err(|error| failed("cannot read the relay's identity", &error))?;
+    let name = table_name(table);
+    if event_table != name {
+        let detail = format!(
+            "the ledger of relay `{relay}` belongs to table {event_table}, and [source] table is \
+             {name}: give the relay another name"
+        );
+        return Err(Failure::new(Kind::TableShape, detail));
+    }
+    let timeline = u32::try_from(timeline)
+        .map_err(|_| super::unexpected(format_args!("timeline {timeline}")))?;
+    Ok(RelayRow { generation, system_identifier, timeline, created: false })
+}
