@@ -1,0 +1,177 @@
+//! From a connection string to open sessions: tries the servers in turn and pairs the two
+//! connections. Owns deadlines and the rules on falling back.
+
+use secrecy::ExposeSecret;
+use std::time::Duration;
+use tokio::time::timeout;
+
+use super::control::Control;
+use super::dsn::{Dsn, Endpoint, SslMode, Target, check_dsn};
+use super::identity::Identity;
+use super::login::{Purpose, Session, log_in};
+use super::replication::Replication;
+use super::socket::{Encryption, Socket};
+use super::tls::Tls;
+use super::wire::Wire;
+use crate::config::SourceConfig;
+use crate::error::{Failure, Kind};
+
+/// Two connections to one server.
+pub struct Link {
+    /// For statements.
+    pub control: Control,
+    /// For the stream.
+    pub replication: Replication,
+    /// The server that both reached.
+    pub identity: Identity,
+}
+
+/// Opens both connections, to the first server in the list that takes writes.
+pub async fn connect(config: &SourceConfig) -> Result<Link, Failure> {
+    let connector = Connector::new(config)?;
+    let mut failures = Failures::default();
+    for target in &connector.dsn.targets {
+        match connector.link(target).await {
+            Ok(link) => return Ok(link),
+            Err(failure) => failures.add(target, failure)?,
+        }
+    }
+    Err(failures.into_one())
+}
+
+/// Opens a control connection alone, for commands.
+pub async fn connect_control(config: &SourceConfig) -> Result<(Control, Identity), Failure> {
+    let connector = Connector::new(config)?;
+    let mut failures = Failures::default();
+    for target in &connector.dsn.targets {
+        match connector.control(target).await {
+            Ok(control) => return Ok(control),
+            Err(failure) => failures.add(target, failure)?,
+        }
+    }
+    Err(failures.into_one())
+}
+
+struct Connector {
+    dsn: Dsn,
+    tls: Tls,
+    deadline: Duration,
+}
+
+impl Connector {
+    fn new(config: &SourceConfig) -> Result<Connector, Failure> {
+        let url = config.replication_url.as_ref().unwrap_or(&config.url);
+        let dsn = check_dsn(url.expose_secret())
+            .map_err(|error| Failure::new(Kind::SourceLogin, format!("[source] url: {error}")))?;
+        let deadline = config.connect_timeout;
+        let deadline = dsn.connect_timeout.map_or(deadline, |own| own.min(deadline));
+        Ok(Connector { tls: Tls::load(&dsn.tls)?, dsn, deadline })
+    }
+
+    async fn link(&self, target: &Target) -> Result<Link, Failure> {
+        let session = self.session(target, Purpose::Replication).await?;
+        let opening = Replication::open(session, self.deadline);
+        let replication = self.statement("the replication connection", opening).await?;
+        let (control, identity) = self.control(target).await?;
+        replication.facts().identity.same_server(&identity)?;
+        Ok(Link { control, replication, identity })
+    }
+
+    async fn control(&self, target: &Target) -> Result<(Control, Identity), Failure> {
+        let session = self.session(target, Purpose::Control).await?;
+        let opening = Control::open(session, self.deadline);
+        let (control, facts) = self.statement("the control connection", opening).await?;
+        Ok((control, facts.identity))
+    }
+
+    async fn statement<T>(
+        &self,
+        what: &str,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        timeout(self.deadline, work).await.unwrap_or_else(|_| {
+            let detail = format!("no answer on {what} within {:?}", self.deadline);
+            Err(Failure::new(Kind::SourceSilent, detail))
+        })
+    }
+
+    /// Logs in, with and without TLS as sslmode says.
+    async fn session(&self, target: &Target, purpose: Purpose) -> Result<Session, Failure> {
+        let (first, second) = encryption(self.dsn.tls.mode, &target.endpoint);
+        match (self.try_session(target, purpose, first).await, second) {
+            (Err(failure), Some(second)) if is_about_encryption(&failure) => {
+                self.try_session(target, purpose, second).await
+            }
+            (outcome, _) => outcome,
+        }
+    }
+
+    async fn try_session(
+        &self,
+        target: &Target,
+        purpose: Purpose,
+        encryption: Encryption,
+    ) -> Result<Session, Failure> {
+        let work = async {
+            let socket = Socket::open(target, &self.dsn.tcp, encryption, &self.tls).await?;
+            log_in(Wire::new(socket), &self.dsn, target, purpose).await
+        };
+        timeout(self.deadline, work).await.unwrap_or_else(|_| {
+            let detail = format!("not connected within {:?}", self.deadline);
+            Err(Failure::new(Kind::SourceUnreachable, detail))
+        })
+    }
+}
+
+/// The first attempt, and the one after a failure that may be about encryption. A Unix socket needs
+/// none: nobody reads along.
+fn encryption(mode: SslMode, endpoint: &Endpoint) -> (Encryption, Option<Encryption>) {
+    if matches!(endpoint, Endpoint::Unix(_)) {
+        return (Encryption::None, None);
+    }
+    match mode {
+        SslMode::Disable => (Encryption::None, None),
+        SslMode::Allow => (Encryption::None, Some(Encryption::Required)),
+        SslMode::Prefer => (Encryption::IfOffered, Some(Encryption::None)),
+        SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull => (Encryption::Required, None),
+    }
+}
+
+/// The handshake failed, or pg_hba.conf has no line for a connection of this kind (28000; a wrong
+/// password is 28P01).
+fn is_about_encryption(failure: &Failure) -> bool {
+    failure.kind == Kind::SourceTls || failure.sqlstate.as_deref() == Some("28000")
+}
+
+/// Why no server would do.
+#[derive(Default)]
+struct Failures(Vec<(String, Failure)>);
+
+impl Failures {
+    /// Notes a failure, or ends the search: a server that refused the log-in is the right one, and
+    /// the next would be asked with the same wrong password.
+    fn add(&mut self, target: &Target, failure: Failure) -> Result<(), Failure> {
+        let last = failure.kind == Kind::SourceLogin;
+        self.0.push((target.to_string(), failure));
+        if last { Err(std::mem::take(self).into_one()) } else { Ok(()) }
+    }
+
+    /// All of them in one, of the most telling kind: a server that answered says more than one that
+    /// did not.
+    fn into_one(self) -> Failure {
+        let silent = |kind| matches!(kind, Kind::SourceUnreachable | Kind::SourceSilent);
+        let kind = |pick: &dyn Fn(&Failure) -> bool| {
+            let found = self.0.iter().rev().find(|(_, failure)| pick(failure));
+            found.map(|(_, failure)| (failure.kind, failure.sqlstate.clone()))
+        };
+        let (kind, sqlstate) = kind(&|failure| !silent(failure.kind))
+            .or_else(|| kind(&|_| true))
+            .unwrap_or((Kind::SourceUnreachable, None));
+        let details: Vec<_> = self
+            .0
+            .iter()
+            .map(|(target, failure)| format!("{target}: {}", failure.detail))
+            .collect();
+        Failure { kind, detail: details.join("; "), sqlstate }
+    }
+}

@@ -1,0 +1,115 @@
+//! The control connection: statements beside the stream. Owns its life; the statements are
+//! `store`'s.
+
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+use tokio_postgres::config::SslMode;
+use tokio_postgres::{Client, Connection, NoTls, SimpleQueryMessage, tls::NoTlsStream};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::failure_of;
+use super::handover::Handover;
+use super::identity::{FACTS, Facts};
+use super::login::Session;
+use crate::error::{Failure, Kind};
+
+/// How long a dropped connection may take for its goodbye.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+/// A connection for statements. Dropping it ends it.
+pub struct Control {
+    /// Runs statements.
+    pub client: Client,
+    closed: watch::Receiver<Option<Failure>>,
+    deadline: Duration,
+    _goodbye: DropGuard,
+}
+
+impl Control {
+    pub(super) async fn open(
+        session: Session,
+        deadline: Duration,
+    ) -> Result<(Control, Facts), Failure> {
+        // Already logged in and, where configured, inside TLS: what is set here is only said to
+        // the handover, which keeps it to itself.
+        let (client, connection) = tokio_postgres::Config::new()
+            .user("logged-in")
+            .ssl_mode(SslMode::Disable)
+            .connect_raw(Handover::new(session), NoTls)
+            .await
+            .map_err(|error| failure_of(&error))?;
+        let (ended, closed) = watch::channel(None);
+        let goodbye = CancellationToken::new();
+        tokio::spawn(live(connection, ended, goodbye.clone()));
+        let control = Control { client, closed, deadline, _goodbye: goodbye.drop_guard() };
+        let facts = control.facts().await?;
+        control.prepare_session(facts.identity.server_version).await?;
+        Ok((control, facts))
+    }
+
+    async fn facts(&self) -> Result<Facts, Failure> {
+        let answer = self.client.simple_query(FACTS).await.map_err(|error| failure_of(&error))?;
+        let mut row = Vec::new();
+        for message in &answer {
+            if let SimpleQueryMessage::Row(found) = message {
+                row = (0..found.len()).map(|i| found.get(i).map(str::to_owned)).collect();
+            }
+        }
+        Facts::read(&row, Instant::now())
+    }
+
+    /// Limits that a role or database may carry are meant for applications. The lock lives as long
+    /// as this session does.
+    async fn prepare_session(&self, version: u32) -> Result<(), Failure> {
+        let mut limits = "SET statement_timeout = 0; SET lock_timeout = 0; \
+                          SET idle_in_transaction_session_timeout = 0;"
+            .to_owned();
+        if version >= 140_000 {
+            limits.push_str("SET idle_session_timeout = 0;");
+        }
+        if version >= 170_000 {
+            limits.push_str("SET transaction_timeout = 0;");
+        }
+        self.client.batch_execute(&limits).await.map_err(|error| failure_of(&error))
+    }
+
+    /// Resolves when the connection has ended, with the reason. Cancel-safe, and any number of
+    /// times.
+    pub async fn closed(&self) -> Failure {
+        let mut closed = self.closed.clone();
+        match closed.wait_for(Option::is_some).await {
+            Ok(failure) => failure.clone(),
+            Err(_) => None,
+        }
+        .unwrap_or_else(|| Failure::new(Kind::Internal, "the control connection's task is gone"))
+    }
+
+    /// Asks for a sign of life, for as long as a connection may take.
+    pub async fn ping(&self) -> Result<(), Failure> {
+        match timeout(self.deadline, self.client.simple_query("")).await {
+            Ok(answer) => answer.map(drop).map_err(|error| failure_of(&error)),
+            Err(_) => {
+                let detail = format!("no answer to a ping within {:?}", self.deadline);
+                Err(Failure::new(Kind::SourceSilent, detail))
+            }
+        }
+    }
+}
+
+/// Drives the connection to its end.
+async fn live(
+    mut connection: Connection<Handover, NoTlsStream>,
+    ended: watch::Sender<Option<Failure>>,
+    goodbye: CancellationToken,
+) {
+    let ending = tokio::select! {
+        ending = &mut connection => Some(ending),
+        () = goodbye.cancelled() => timeout(GOODBYE, connection).await.ok(),
+    };
+    ended.send_replace(Some(match ending {
+        Some(Err(error)) => failure_of(&error),
+        Some(Ok(())) => Failure::new(Kind::SourceUnreachable, "the control connection ended"),
+        None => Failure::new(Kind::SourceSilent, "the control connection did not end in time"),
+    }));
+}
