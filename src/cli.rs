@@ -1,1 +1,83 @@
-//! What the user may type. Owns flags and help; does nothing.
+//! What the user typed. Owns names, help and the shape of arguments; runs nothing.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+use crate::commands;
+use crate::config::Places;
+
+const ABOUT: &str = "Streams the inserts of a PostgreSQL outbox table into NATS JetStream: in commit order, in \
+     milliseconds, losing nothing, without polling and without marking rows.";
+
+const AFTER: &str = "\
+Getting started:
+  outboxd config sample > outboxd.toml   a configuration to edit
+  outboxd init                           make schema, publication, slot
+  outboxd check                          is everything as it must be?
+  outboxd run                            stream until SIGTERM or Ctrl-C
+  outboxd status --watch                 see it work
+
+Configuration:
+  A flag goes over the environment, the environment over the file. The file is -c FILE, or
+  OUTBOXD_CONFIG, or ./outboxd.toml. Every key is also a variable, OUTBOXD_<SECTION>__<KEY>:
+  OUTBOXD_RELAY__NAME, OUTBOXD_DESTINATION__EVENTS__STREAM; and a flag, --set relay.name=orders.
+  `outboxd config reference` lists all keys, `outboxd config show` what is in effect and why.
+  PG* variables and the PostgreSQL password file work as in psql.
+
+Exit codes:
+  0    done
+  1    failed, a check failed, or refused: the last lines say what and what to do next
+  2    wrong usage
+  78   configuration invalid: every fault was printed, nothing was opened
+  130  ended at once by a second Ctrl-C (143: by a second SIGTERM)";
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(name = "outboxd", version, about = ABOUT, after_long_help = AFTER)]
+#[command(after_help = "`outboxd --help` has examples, configuration and exit codes.")]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub struct Cli {
+    /// Configuration file [default: ./outboxd.toml].
+    #[arg(short, long, global = true, env = "OUTBOXD_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Set a key over environment and file, e.g. `--set log.level=debug`; may be repeated.
+    #[arg(long = "set", global = true, value_name = "KEY=VALUE")]
+    pub settings: Vec<String>,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Show or explain the configuration.
+    #[command(subcommand)]
+    Config(commands::config::Command),
+    /// Print a completion script for a shell.
+    Completions(commands::completions::Args),
+}
+
+impl Cli {
+    /// Where the configuration is looked for.
+    pub fn places(&self) -> Places {
+        Places {
+            file: self.config.clone(),
+            environment: std::env::vars_os().collect(),
+            settings: self.settings.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -7,6 +7,7 @@ pub mod config;
 pub mod decode;
 pub mod error;
 pub mod event;
+pub mod logging;
 pub mod lsn;
 pub mod message;
 pub mod publish;

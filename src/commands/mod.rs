@@ -1,1 +1,101 @@
-//! One file per verb of the command line.
+//! One file per verb of the command line. Here: which verb runs, how it can end, how it speaks.
+
+pub mod completions;
+pub mod config;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::cli::{Cli, Command};
+use crate::config::Faults;
+use crate::error::Failure;
+
+/// `EX_CONFIG` of sysexits.h.
+const EXIT_CONFIG: u8 = 78;
+
+/// As a shell reports SIGINT.
+const EXIT_INTERRUPTED: u8 = 130;
+
+/// Why a command stopped before it was done.
+#[derive(Debug)]
+pub enum Stopped {
+    /// The configuration has faults.
+    Config(Faults),
+    /// Something failed.
+    Failure(Failure),
+    /// Standard output can't be written.
+    Output(io::Error),
+    /// The command looked, and the answer is no; it has said so.
+    Refused,
+    /// SIGINT or SIGTERM.
+    Interrupted,
+}
+
+impl From<Faults> for Stopped {
+    fn from(faults: Faults) -> Stopped {
+        Stopped::Config(faults)
+    }
+}
+
+impl From<Failure> for Stopped {
+    fn from(failure: Failure) -> Stopped {
+        Stopped::Failure(failure)
+    }
+}
+
+impl From<io::Error> for Stopped {
+    fn from(error: io::Error) -> Stopped {
+        Stopped::Output(error)
+    }
+}
+
+impl Stopped {
+    /// Says on standard error what happened and what to do; the exit code.
+    pub fn report(&self) -> ExitCode {
+        let (text, code) = match self {
+            Stopped::Config(faults) => (format!("error: {faults}\n"), EXIT_CONFIG),
+            Stopped::Failure(failure) => {
+                (format!("error: {failure}\nnext: {}\n", failure.kind.remedy()), 1)
+            }
+            // The reader of a pipe had enough: that is how `outboxd … | head` ends.
+            Stopped::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                return ExitCode::SUCCESS;
+            }
+            Stopped::Output(error) => (format!("error: can't write the output: {error}\n"), 1),
+            Stopped::Refused => return ExitCode::FAILURE,
+            Stopped::Interrupted => ("error: interrupted\n".to_owned(), EXIT_INTERRUPTED),
+        };
+        match io::stderr().write_all(text.as_bytes()) {
+            // Nobody reads: the exit code is what is left to say.
+            Ok(()) | Err(_) => ExitCode::from(code),
+        }
+    }
+}
+
+/// Runs the command. A command that goes on until it is told takes `stop`; any other is dropped
+/// where it stands when `stop` comes.
+pub async fn run(cli: Cli, stop: CancellationToken) -> Result<(), Stopped> {
+    let places = cli.places();
+    let short = async {
+        match cli.command {
+            Command::Config(command) => config::run(&command, &places),
+            Command::Completions(args) => completions::run(&args),
+        }
+    };
+    tokio::select! {
+        ended = short => ended,
+        () = stop.cancelled() => Err(Stopped::Interrupted),
+    }
+}
+
+/// Prints to standard output.
+pub fn say(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    if !text.ends_with('\n') {
+        out.write_all(b"\n")?;
+    }
+    out.flush()
+}

@@ -1,5 +1,29 @@
 //! What the user configured, checked and complete: every fault is found here, before anything is
-//! opened. Owns defaults and units; opens nothing but the configuration and secret files.
+//! opened. Owns keys, defaults and units; opens nothing but the configuration file.
+//!
+//! In reading order: `keys` is the table of all keys, `form` how a value is read; `file` and
+//! `overlay` say what was given (`given`), `read` and `cross` what it means; `fault`, `show` and
+//! `reference` are for people.
+
+mod cross;
+mod fault;
+mod file;
+mod form;
+mod given;
+pub mod keys;
+mod load;
+mod overlay;
+mod read;
+pub mod reference;
+mod rules;
+pub mod show;
+mod units;
+
+pub use fault::{Fault, Faults, Origin};
+pub use form::{Form, Raw};
+pub use load::{Loaded, Places};
+pub use overlay::variable;
+pub use read::Shown;
 
 use secrecy::SecretString;
 use std::net::SocketAddr;
@@ -236,3 +260,6 @@ pub struct HealthConfig {
     /// `/healthz` is red when the oldest undecided event is older (60 s).
     pub max_lag: Duration,
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,135 @@
+//! The binary and its configuration: every fault at once with its place, exit codes, nothing
+//! opened, the documentation in step.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::net::TcpListener;
+use std::path::Path;
+
+use assert_cmd::Command;
+
+const SMALL: &str = "[relay]\nname = \"orders\"\n[source]\nurl = \"postgres://me:hunter2@db/app\"\n\
+                     [destination.events]\nservers = [\"nats://localhost:4222\"]\nstream = \"E\"\n";
+
+/// The program in an empty directory, without variables of ours.
+fn outboxd(directory: &Path) -> Command {
+    let mut command = Command::cargo_bin("outboxd").unwrap();
+    command.current_dir(directory);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("OUTBOXD_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn directory(config: &str) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("outboxd.toml"), config).unwrap();
+    directory
+}
+
+fn error_of(command: &mut Command, code: i32) -> String {
+    let output = command.assert().code(code).get_output().clone();
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn three_faults_are_reported_with_their_lines() {
+    let text =
+        SMALL.replace("orders", "or ders").replace("stream", "straem") + "pipeline = \"x\"\n";
+    let directory = directory(&text);
+    let error = error_of(outboxd(directory.path()).args(["config", "show"]), 78);
+    for part in [
+        "4 faults",
+        "outboxd.toml:2:8: relay.name",
+        "outboxd.toml:7:1: destination.events.straem",
+        "did you mean destination.events.stream?",
+        "outboxd.toml:5:14: destination.events.stream: is missing",
+        "outboxd.toml:8:12: destination.events.pipeline",
+    ] {
+        assert!(error.contains(part), "{part} is not in:\n{error}");
+    }
+}
+
+#[test]
+fn nothing_is_opened_with_an_invalid_configuration() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let text = SMALL.replace("@db", &format!("@127.0.0.1:{port}")) + "[admin]\nlisten = \"x\"\n";
+    let directory = directory(&text.replace("localhost:4222", &format!("127.0.0.1:{port}")));
+    error_of(outboxd(directory.path()).args(["config", "show"]), 78);
+    let nobody = listener.accept().unwrap_err();
+    assert_eq!(nobody.kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[test]
+fn a_syntax_error_has_its_place() {
+    let directory = directory("[relay]\nname = \n");
+    let error = error_of(outboxd(directory.path()).args(["config", "show"]), 78);
+    assert!(error.contains("outboxd.toml:2:8: not TOML"), "{error}");
+}
+
+#[test]
+fn a_missing_file_is_told() {
+    let empty = tempfile::tempdir().unwrap();
+    let error = error_of(outboxd(empty.path()).args(["config", "show"]), 78);
+    assert!(error.contains("outboxd.toml: there is no such file"), "{error}");
+    let error = error_of(outboxd(empty.path()).args(["-c", "x.toml", "config", "show"]), 78);
+    assert!(error.contains("x.toml: can't be read"), "{error}");
+}
+
+#[test]
+fn wrong_usage_is_exit_2() {
+    let empty = tempfile::tempdir().unwrap();
+    for arguments in [&["frobnicate"][..], &[], &["config", "show", "--yaml"], &["-c", ""]] {
+        error_of(outboxd(empty.path()).args(arguments), 2);
+    }
+}
+
+#[test]
+fn the_environment_alone_can_configure_and_flags_go_over_it() {
+    let empty = tempfile::tempdir().unwrap();
+    let mut command = outboxd(empty.path());
+    command
+        .env("OUTBOXD_RELAY__NAME", "orders")
+        .env("OUTBOXD_SOURCE__URL", "postgres://me:hunter2@db/app")
+        .env("OUTBOXD_DESTINATION__EVENTS__SERVERS", "nats://a")
+        .env("OUTBOXD_DESTINATION__EVENTS__STREAM", "E")
+        .args(["--set", "log.level=debug", "config", "show", "--json"]);
+    let output = command.assert().success().get_output().clone();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(!text.contains("hunter2"), "{text}");
+    let shown: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(shown["relay.name"]["origin"]["variable"], "OUTBOXD_RELAY__NAME");
+    assert_eq!(shown["log.level"]["value"], "debug");
+    assert_eq!(shown["destination.events.servers"]["value"][0], "nats://a");
+}
+
+#[test]
+fn help_teaches_and_completions_complete() {
+    let empty = tempfile::tempdir().unwrap();
+    let help = outboxd(empty.path()).arg("--help").assert().success().get_output().clone();
+    let help = String::from_utf8(help.stdout).unwrap();
+    for part in ["Getting started", "Exit codes", "78", "OUTBOXD_RELAY__NAME"] {
+        assert!(help.contains(part), "{part} is not in:\n{help}");
+    }
+    let script = outboxd(empty.path()).args(["completions", "bash"]).assert().success();
+    assert!(String::from_utf8_lossy(&script.get_output().stdout).contains("_outboxd"));
+}
+
+#[test]
+fn the_documentation_is_in_step() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");
+    let (start, end) = ("<!-- reference: begin -->\n", "<!-- reference: end -->");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let (head, rest) = page.split_once(start).unwrap();
+    let (written, tail) = rest.split_once(end).unwrap();
+    let right = format!("\n{}\n", outboxd::config::reference::markdown());
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, format!("{head}{start}{right}{end}{tail}")).unwrap();
+    } else {
+        assert!(written == right, "run `UPDATE_DOCS=1 cargo test --test config` and commit it");
+    }
+}
