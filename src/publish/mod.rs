@@ -2,6 +2,11 @@
 //! the core hands it in that order, and answers every attempt exactly once. Knows no PostgreSQL and
 //! decides nothing about order: after anything but a plain success it stops and reports.
 
+mod ack;
+mod batch;
+mod outcome;
+mod per_run;
+
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;

@@ -1,0 +1,139 @@
+//! What a server answers to a publish, read from its JSON. Pure.
+
+use serde::Deserialize;
+
+/// One answer of the server to a message on its reply subject.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Reply {
+    /// Flow control of a batch: everything up to `seq` is behind, answers come every `every`.
+    Flow {
+        /// Batch sequence.
+        seq: u64,
+        /// Messages per flow answer from now on.
+        every: u64,
+    },
+    /// The batch has a gap and ends; its acknowledgement follows.
+    Gap,
+    /// One message of a batch is refused and the batch ends; its acknowledgement follows.
+    Err {
+        /// Batch sequence of the refused message.
+        seq: u64,
+        /// Why.
+        error: ServerError,
+    },
+    /// Acknowledgement of one message, or of a whole batch.
+    PubAck {
+        /// Stream sequence of the last message stored.
+        seq: u64,
+        /// Messages of the batch that are stored; 1 for a message outside a batch.
+        count: u64,
+        /// Stored before already.
+        duplicate: bool,
+    },
+    /// Refusal of the message whose reply subject this came on.
+    Refused(ServerError),
+    /// No server listens on the subject (status 503).
+    NoResponders,
+    /// Something else; it settles nothing.
+    Unreadable,
+}
+
+/// An error as JetStream reports it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub(super) struct ServerError {
+    /// HTTP-like class.
+    #[serde(default)]
+    pub(super) code: u64,
+    /// The stable number, 10000 and above.
+    #[serde(default)]
+    pub(super) err_code: u64,
+    /// The server's words.
+    #[serde(default)]
+    pub(super) description: String,
+}
+
+impl std::fmt::Display for ServerError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({})", self.description, self.err_code)
+    }
+}
+
+#[derive(Deserialize)]
+struct Raw {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    #[serde(default)]
+    seq: u64,
+    #[serde(default)]
+    msgs: u64,
+    error: Option<ServerError>,
+    stream: Option<String>,
+    #[serde(default)]
+    duplicate: bool,
+    count: Option<u64>,
+}
+
+impl Reply {
+    /// Reads a reply's body.
+    pub(super) fn parse(body: &[u8]) -> Reply {
+        let Ok(raw) = serde_json::from_slice::<Raw>(body) else {
+            return Reply::Unreadable;
+        };
+        match (raw.kind.as_deref(), raw.error) {
+            (Some("ack"), _) => Reply::Flow { seq: raw.seq, every: raw.msgs },
+            (Some("gap"), _) => Reply::Gap,
+            (Some("err"), error) => Reply::Err { seq: raw.seq, error: error.unwrap_or_default() },
+            (_, Some(error)) => Reply::Refused(error),
+            (None, None) if raw.stream.is_some() => Reply::PubAck {
+                seq: raw.seq,
+                count: raw.count.unwrap_or(1),
+                duplicate: raw.duplicate,
+            },
+            (_, None) => Reply::Unreadable,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_is_read() {
+        let error = ServerError {
+            code: 400,
+            err_code: 10054,
+            description: "message size exceeds maximum allowed".into(),
+        };
+        for (body, expected) in [
+            (r#"{"type":"ack","seq":500,"msgs":250}"#, Reply::Flow { seq: 500, every: 250 }),
+            (r#"{"type":"gap","last_seq":3,"seq":5}"#, Reply::Gap),
+            (
+                r#"{"type":"err","seq":4,"error":{"code":400,"err_code":10054,"description":"message size exceeds maximum allowed"}}"#,
+                Reply::Err { seq: 4, error: error.clone() },
+            ),
+            (
+                r#"{"stream":"S","seq":12,"batch":"b","count":7}"#,
+                Reply::PubAck { seq: 12, count: 7, duplicate: false },
+            ),
+            (
+                r#"{"stream":"S","seq":12,"duplicate": true}"#,
+                Reply::PubAck { seq: 12, count: 1, duplicate: true },
+            ),
+            (
+                r#"{"stream":"S","domain":"d","seq":12}"#,
+                Reply::PubAck { seq: 12, count: 1, duplicate: false },
+            ),
+            (
+                r#"{"error":{"code":400,"err_code":10054,"description":"message size exceeds maximum allowed"},"stream":"S","seq":0}"#,
+                Reply::Refused(error),
+            ),
+            ("", Reply::Unreadable),
+            ("+OK", Reply::Unreadable),
+            ("{}", Reply::Unreadable),
+            (r#"{"type":"new","seq":1}"#, Reply::Unreadable),
+        ] {
+            assert_eq!(Reply::parse(body.as_bytes()), expected, "{body}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Plain publishes, each answered by itself. Order within a run is the caller's: it ships the next
+//! event of a run when the one before is stored. Pure.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::ack::Reply;
+use super::outcome::{End, Said, judge};
+use crate::relay::outcome::{Answer, Attempt, Outcome};
+
+/// What was sent and not answered.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    inbox: String,
+    replicated: bool,
+    window: usize,
+    /// Ascending by attempt, and so by time; answered ones in the middle are marked.
+    sent: VecDeque<Sent>,
+    unanswered: usize,
+}
+
+#[derive(Debug)]
+struct Sent {
+    attempt: Attempt,
+    at: Instant,
+    answered: bool,
+}
+
+impl InFlight {
+    pub(super) fn new(inbox: String, replicated: bool, window: usize) -> InFlight {
+        InFlight { inbox, replicated, window, sent: VecDeque::new(), unanswered: 0 }
+    }
+
+    /// May the next message be sent now?
+    pub(super) fn takes_next(&self) -> bool {
+        self.unanswered < self.window
+    }
+
+    /// When silence makes the oldest one unknown.
+    pub(super) fn deadline(&self, ack_timeout: Duration) -> Option<Instant> {
+        self.sent.front().map(|sent| sent.at + ack_timeout)
+    }
+
+    /// Counts the message in and gives its reply subject.
+    pub(super) fn stamp(&mut self, attempt: Attempt, now: Instant) -> String {
+        self.sent.push_back(Sent { attempt, at: now, answered: false });
+        self.unanswered += 1;
+        format!("{}.one.{}", self.inbox, attempt.0)
+    }
+
+    /// What an answer means. `subject` is the reply subject it came on.
+    pub(super) fn on_reply(&mut self, subject: &str, reply: Reply) -> Option<Answer> {
+        let end = match reply {
+            Reply::PubAck { seq, duplicate, .. } => End::PubAck { seq, count: 1, duplicate },
+            Reply::Refused(error) => End::FirstRefused(error),
+            Reply::NoResponders => End::NoResponders,
+            Reply::Flow { .. } | Reply::Gap | Reply::Err { .. } | Reply::Unreadable => return None,
+        };
+        let rest = subject.strip_prefix(self.inbox.as_str())?.strip_prefix(".one.")?;
+        let attempt = Attempt(rest.parse().ok()?);
+        let index = self.sent.binary_search_by_key(&attempt, |sent| sent.attempt).ok()?;
+        let sent = self.sent.get_mut(index).filter(|sent| !sent.answered)?;
+        sent.answered = true;
+        self.unanswered -= 1;
+        self.trim();
+        Some(self.answer(attempt, &end))
+    }
+
+    /// Those whose time is over.
+    pub(super) fn expire(&mut self, now: Instant, ack_timeout: Duration) -> Vec<Answer> {
+        let mut answers = Vec::new();
+        while let Some(sent) = self.sent.front()
+            && now.duration_since(sent.at) >= ack_timeout
+        {
+            answers.push(self.answer(sent.attempt, &End::Silence));
+            self.sent.pop_front();
+            self.unanswered -= 1;
+            self.trim();
+        }
+        answers
+    }
+
+    /// The connection is gone.
+    pub(super) fn disconnect(&mut self) -> Vec<Answer> {
+        let sent = std::mem::take(&mut self.sent);
+        self.unanswered = 0;
+        let open = sent.into_iter().filter(|sent| !sent.answered);
+        open.map(|sent| self.answer(sent.attempt, &End::Disconnected)).collect()
+    }
+
+    /// Forgets all of them.
+    pub(super) fn abandon(&mut self) {
+        self.sent.clear();
+        self.unanswered = 0;
+    }
+
+    fn trim(&mut self) {
+        while self.sent.front().is_some_and(|sent| sent.answered) {
+            self.sent.pop_front();
+        }
+    }
+
+    fn answer(&self, attempt: Attempt, end: &End) -> Answer {
+        let verdict = judge(1, self.replicated, &Said::default(), end);
+        let outcome = verdict.rows.into_iter().next().map_or(Outcome::NotSent, |(_, row)| row);
+        Answer { first: attempt, last: attempt, outcome }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::outcome::Doubt;
+
+    fn reply(body: &str) -> Reply {
+        Reply::parse(body.as_bytes())
+    }
+
+    #[test]
+    fn answers_come_in_any_order_and_count_once() {
+        let now = Instant::now();
+        let mut flight = InFlight::new("_INBOX.me".into(), false, 2);
+        let first = flight.stamp(Attempt(5), now);
+        let second = flight.stamp(Attempt(9), now);
+        assert!(!flight.takes_next());
+        let answer = flight.on_reply(&second, reply(r#"{"stream":"S","seq":4}"#)).unwrap();
+        let stored = Outcome::Stored { stream_seq: 4, duplicate: false };
+        assert_eq!(answer, Answer { first: Attempt(9), last: Attempt(9), outcome: stored });
+        assert!(flight.takes_next());
+        assert_eq!(flight.on_reply(&second, reply(r#"{"stream":"S","seq":4}"#)), None);
+        assert_eq!(flight.on_reply(&first, reply("nonsense")), None);
+        let late = now + Duration::from_secs(5);
+        let silent = Outcome::Unknown(Doubt::Silence);
+        let answers = flight.expire(late, Duration::from_secs(5));
+        assert_eq!(answers, [Answer { first: Attempt(5), last: Attempt(5), outcome: silent }]);
+        assert_eq!(flight.on_reply(&first, reply(r#"{"stream":"S","seq":5}"#)), None);
+        assert_eq!(flight.deadline(Duration::ZERO), None);
+    }
+
+    #[test]
+    fn disconnection_leaves_the_unanswered_unknown() {
+        let now = Instant::now();
+        let mut flight = InFlight::new("_INBOX.me".into(), true, 10);
+        let subjects: Vec<_> = (1..4).map(|n| flight.stamp(Attempt(n), now)).collect();
+        flight.on_reply(&subjects[1], Reply::NoResponders).unwrap();
+        let left: Vec<_> = flight.disconnect().iter().map(|answer| answer.first.0).collect();
+        assert_eq!(left, [1, 3]);
+        assert!(flight.disconnect().is_empty());
+    }
+}
