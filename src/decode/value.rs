@@ -282,3 +282,114 @@ fn written_instant(shape: Shape, text: &[u8]) -> Option<i64> {
     let civil: jiff::civil::DateTime = text.parse().ok()?;
     jiff::tz::TimeZone::UTC.to_timestamp(civil).ok().map(jiff::Timestamp::as_microsecond)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn column(shape: Shape) -> Column {
+        Column { name: "c".into(), shape, type_oid: 16_500 }
+    }
+
+    fn bytes(part: Result<Option<Part<'_>>, String>) -> Vec<u8> {
+        let part = part.unwrap().unwrap();
+        let mut buffer = Vec::new();
+        part.copy_to(&mut buffer);
+        assert_eq!(buffer.len(), part.len());
+        buffer
+    }
+
+    #[test]
+    fn written_timestamps_are_read_in_any_session_zone() {
+        for (shape, text, micros) in [
+            (Shape::Timestamptz, "2026-01-02 03:04:05.000006+00", 1_767_323_045_000_006),
+            (Shape::Timestamptz, "2026-01-02 08:34:05.000006+05:30", 1_767_323_045_000_006),
+            (Shape::Timestamptz, "1970-01-01 00:00:20+00:00:20", 0),
+            (Shape::Timestamptz, "1969-12-31 16:00:00.5-08", 500_000),
+            (Shape::Timestamp, "1969-12-31 23:59:59.999999", -1),
+        ] {
+            let value = Value::Text(text.as_bytes());
+            assert_eq!(instant(&column(shape), value), Ok(Some(UnixMicros(micros))), "{text}");
+        }
+        for text in ["infinity", "-infinity", "0044-03-15 12:00:00+00 BC", "Fri Jan 02 2026", ""] {
+            let value = Value::Text(text.as_bytes());
+            assert!(instant(&column(Shape::Timestamptz), value).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn binary_timestamps_have_their_limits() {
+        let at = |micros: i64| {
+            instant(&column(Shape::Timestamptz), Value::Binary(&micros.to_be_bytes()))
+        };
+        assert_eq!(at(0), Ok(Some(UnixMicros(946_684_800_000_000))));
+        for micros in [i64::MAX, i64::MAX - 1, i64::MIN] {
+            assert!(at(micros).is_err());
+        }
+        assert!(instant(&column(Shape::Timestamp), Value::Binary(&[0; 4])).is_err());
+    }
+
+    #[test]
+    fn integers_keep_their_sign_and_width() {
+        for (shape, value, number) in [
+            (Shape::Int2, Value::Binary(&[0xff, 0xfe]), -2),
+            (Shape::Int4, Value::Binary(&[0x7f, 0xff, 0xff, 0xff]), 2_147_483_647),
+            (Shape::Int8, Value::Binary(&[0x80, 0, 0, 0, 0, 0, 0, 0]), i64::MIN),
+            (Shape::Int8, Value::Text(b"-9223372036854775808"), i64::MIN),
+        ] {
+            assert_eq!(integer(&column(shape), value), Ok(Some(number)));
+            assert_eq!(bytes(word(&column(shape), value)), number.to_string().into_bytes());
+        }
+        assert!(integer(&column(Shape::Int4), Value::Binary(&[0; 8])).is_err());
+        assert!(integer(&column(Shape::Int8), Value::Text(b"9223372036854775808")).is_err());
+        assert!(integer(&column(Shape::Text), Value::Text(b"1")).is_err());
+    }
+
+    #[test]
+    fn payloads_are_the_bytes_that_were_written() {
+        for (shape, value, expected) in [
+            (Shape::Bytea, Value::Text(br"\x00ffAb"), &b"\0\xff\xab"[..]),
+            (Shape::Bytea, Value::Text(br"\x"), b""),
+            (Shape::Bytea, Value::Binary(b"\0\r\n"), b"\0\r\n"),
+            (Shape::Jsonb, Value::Binary(b"\x01{}"), b"{}"),
+            (Shape::Jsonb, Value::Text(b"{}"), b"{}"),
+            (Shape::Json, Value::Binary(b" {\"a\":1.0}\n"), b" {\"a\":1.0}\n"),
+        ] {
+            assert_eq!(bytes(body(&column(shape), value)), expected);
+        }
+        for (shape, value) in [
+            (Shape::Bytea, Value::Text(br"\x0")),
+            (Shape::Bytea, Value::Text(br"\x0g")),
+            (Shape::Bytea, Value::Text(br"\000escaped")),
+            (Shape::Jsonb, Value::Binary(b"\x02{}")),
+            (Shape::Jsonb, Value::Binary(b"")),
+            (Shape::Other, Value::Text(b"1.5")),
+        ] {
+            assert!(body(&column(shape), value).is_err());
+        }
+    }
+
+    #[test]
+    fn words_are_utf8_and_foreign_types_visibly_text() {
+        let text = |shape, value| word(&column(shape), value).map(|_| ());
+        assert_eq!(text(Shape::Foreign, Value::Binary("offen ü".as_bytes())), Ok(()));
+        assert_eq!(text(Shape::Foreign, Value::Text(b"(1,x)")), Ok(()));
+        // A composite of an integer and a text, and ltree's version byte.
+        assert!(text(Shape::Foreign, Value::Binary(b"\0\0\0\x02\0\0\0\x17")).is_err());
+        assert!(text(Shape::Foreign, Value::Binary(b"\x01a.b")).is_err());
+        let latin = text(Shape::Text, Value::Binary(b"\xfcber\n"));
+        assert_eq!(latin, Err("is `\u{fffd}ber\\n`, which is not UTF-8".to_owned()));
+        assert_eq!(bytes(word(&column(Shape::Bpchar), Value::Text(b" a  "))), b" a");
+    }
+
+    #[test]
+    fn blank_ids_identify_nothing() {
+        for blank in ["", " ", "\t\n", "\u{a0}\u{2003}"] {
+            assert!(identity(&column(Shape::Text), Value::Text(blank.as_bytes())).is_err());
+        }
+        assert!(identity(&column(Shape::Uuid), Value::Null).is_err());
+        assert!(identity(&column(Shape::Uuid), Value::Binary(&[0; 15])).is_err());
+        let id = identity(&column(Shape::Int8), Value::Text(b"7"));
+        assert_eq!(id, Ok(EventId::Int(7)));
+    }
+}
