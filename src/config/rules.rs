@@ -96,8 +96,7 @@ pub(super) fn pattern(text: &str) -> Result<(), String> {
 
 /// A subject template.
 pub(super) fn template(text: &str) -> Result<Template, String> {
-    let _ = text;
-    Ok(Template {})
+    Template::parse(text).map_err(|error| format!("{} {error}", quote(text)))
 }
 
 /// A connection string. The fault names the keyword and never quotes a value.

@@ -82,10 +82,16 @@ impl Attempts {
         self.known = self.known.max(seq);
     }
 
-    /// The stream was read up to `seq`: there is no doubt below it.
-    pub fn resumed(&mut self, seq: u64) {
+    /// The stream was read up to `seq`: there is no doubt below it. What was in doubt can still be
+    /// stored above it as long as the broker is not `proven`, so the next read begins here.
+    pub fn resumed(&mut self, seq: u64, proven: bool) {
         self.learn(seq);
-        self.doubtful = None;
+        self.doubtful = (!proven).then_some(seq);
+    }
+
+    /// Attempts from the oldest unanswered one on.
+    pub fn span(&self) -> usize {
+        self.open.len()
     }
 
     /// Another stream, or a first one: nothing above `seq` is known.

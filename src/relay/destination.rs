@@ -58,8 +58,13 @@ pub enum Phase {
     Probe,
     /// Everything that may be sent is sent.
     Flow,
-    /// An outcome is unknown: nothing is sent until the rest is answered.
-    Drain,
+    /// An outcome is unknown, or a batch ended early: nothing is sent until the rest is answered.
+    Drain {
+        /// The broker is proven: nothing is unknown, only a batch has to begin anew.
+        proven: bool,
+        /// Back off before Resume.
+        wait: bool,
+    },
 }
 
 impl Phase {
@@ -71,7 +76,7 @@ impl Phase {
             Phase::ResumeAt { .. } | Phase::Resuming { .. } => "resuming",
             Phase::Probe => "probing",
             Phase::Flow => "flowing",
-            Phase::Drain => "draining",
+            Phase::Drain { .. } => "draining",
         }
     }
 }
@@ -111,6 +116,10 @@ pub(super) enum Step {
 /// fault is the stream's (full, no space) and not one subject's.
 const REFUSALS_BEFORE_PAUSE: u32 = 4;
 
+/// Attempts between the oldest unanswered one and the newest, in multiples of `max_in_flight`: one
+/// silent attempt must not let the record of answered ones behind it grow without end.
+const SPAN_FACTOR: usize = 16;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Destination {
@@ -120,12 +129,19 @@ pub struct Destination {
     pub(super) counts: Counts,
     pub(super) attempts: Attempts,
     phase: Phase,
+    /// A Resume is ordered and not answered. Until it is, no other one is ordered, so that an
+    /// answer that a reconnect overtook is not taken for a newer one's.
+    reading: bool,
     facts: Option<StreamFacts>,
     created: String,
+    /// What the ledger has; `None`: nothing, this destination was never connected.
+    recorded_floor: Option<Floor>,
     backoff: Backoff,
     refusals_in_a_row: u32,
     paused_until: Option<Instant>,
     to_bury: Vec<(Slot, Fault)>,
+    /// Numbers in receipts that are being written.
+    writing: RangeSet,
     last_acked: Option<LastAcked>,
 }
 
@@ -142,6 +158,7 @@ impl Destination {
     pub(super) fn new(spec: DestinationSpec, first_attempt: u64) -> Destination {
         let mix = |seed: u64, byte: u8| seed.rotate_left(9) ^ u64::from(byte);
         let seed = spec.name.bytes().fold(first_attempt, mix);
+        let recorded_floor = spec.floor.clone().filter(|floor| !floor.created.is_empty());
         Destination {
             spec,
             lanes: Lanes::new(u32::MAX),
@@ -149,12 +166,15 @@ impl Destination {
             counts: Counts::default(),
             attempts: Attempts::new(first_attempt),
             phase: Phase::Down,
+            reading: false,
             facts: None,
             created: String::new(),
+            recorded_floor,
             backoff: Backoff::new(seed),
             refusals_in_a_row: 0,
             paused_until: None,
             to_bury: Vec::new(),
+            writing: RangeSet::default(),
             last_acked: None,
         }
     }
@@ -194,9 +214,21 @@ impl Destination {
         self.attempts.known()
     }
 
-    /// Where Resume would start.
+    /// Where Resume would start. Before the first connect that is what the ledger says, so that a
+    /// receipt written until then does not replace it with less.
     pub fn floor(&self) -> Floor {
+        if self.created.is_empty() {
+            return self.recorded_floor.clone().unwrap_or_default();
+        }
         Floor { created: self.created.clone(), seq: self.attempts.floor() }
+    }
+
+    /// Highest sequence of the stream made at `created` below which the *ledger* has everything. A
+    /// receipt for what Resume found names this one: acks may be decided and not yet recorded, and
+    /// Resume does not look below [`Self::floor`] for their messages.
+    pub fn recorded_floor(&self, created: &str) -> u64 {
+        let floor = self.recorded_floor.as_ref().filter(|floor| floor.created == created);
+        floor.map_or(0, |floor| floor.seq)
     }
 
     /// Does nothing of it wait for an answer, a burial or a ledger write?
@@ -204,27 +236,30 @@ impl Destination {
         self.lanes.in_flight() == 0 && self.to_bury.is_empty() && self.decided.is_empty()
     }
 
-    /// A new connection; the publisher has answered everything of the old one.
+    /// A new connection. Whatever is still in flight here crossed the news on its way; the
+    /// publisher answers it unsent, since it takes nothing before a Resume.
     pub(super) fn up(&mut self, facts: StreamFacts) {
         self.lanes.set_window(match facts.pipeline {
             Pipeline::Batch => u32::MAX,
             Pipeline::PerRun => 1,
         });
-        self.phase = Phase::ResumeAt { at: None, proven: false };
         if self.created != facts.created {
-            match self.spec.floor.take() {
-                Some(floor) if floor.created == facts.created => self.attempts.restart(floor.seq),
+            match &self.recorded_floor {
+                Some(floor) if self.created.is_empty() && floor.created == facts.created => {
+                    self.attempts.restart(floor.seq);
+                }
+                // Never connected: nothing of ours is in any stream.
+                None => self.attempts.restart(facts.last_seq),
                 // Another stream of that name: what we sent lately may be anywhere in it.
                 Some(_) => self.attempts.restart(0),
-                None if self.created.is_empty() => {
-                    self.attempts.restart(facts.last_seq);
-                    self.phase = Phase::RecordFloor;
-                }
-                None => self.attempts.restart(0),
             }
             self.created.clone_from(&facts.created);
             self.last_acked = None;
         }
+        self.phase = match self.recorded_floor {
+            Some(_) => Phase::ResumeAt { at: None, proven: false },
+            None => Phase::RecordFloor,
+        };
         self.facts = Some(facts);
         self.paused_until = None;
     }
@@ -238,36 +273,64 @@ impl Destination {
         self.phase == Phase::RecordFloor
     }
 
-    pub(super) fn floor_recorded(&mut self) {
+    /// Everything decided since the last receipt; remembered until it is recorded.
+    pub(super) fn take_decided(&mut self) -> Decided {
+        let decided = std::mem::take(&mut self.decided);
+        self.writing =
+            [&decided.published, &decided.dead].into_iter().flat_map(RangeSet::iter).collect();
+        decided
+    }
+
+    /// Is this number final here, recorded or not? Says `false` for what the ledger recorded
+    /// before the watermark: WAL brings none of that.
+    pub fn is_decided(&self, seq: i64) -> bool {
+        let Decided { published, dead, .. } = &self.decided;
+        [&self.spec.recorded, &self.writing, published, dead].iter().any(|set| set.contains(seq))
+    }
+
+    /// The ledger has what [`Self::take_decided`] took, and this floor with it.
+    pub(super) fn recorded(&mut self, decided: &Decided, floor: Floor) {
+        self.counts.recorded += decided.len();
+        self.writing = RangeSet::default();
+        if floor.created.is_empty() {
+            return;
+        }
+        self.recorded_floor = Some(floor);
         if self.phase == Phase::RecordFloor {
             self.phase = Phase::ResumeAt { at: None, proven: false };
         }
     }
 
-    /// Resume read the stream to `last_seq`. `found` are numbers that are in the stream and in the
-    /// ledger; the entries returned were waiting here and are final.
-    pub(super) fn resumed(&mut self, created: &str, last_seq: u64, found: &RangeSet) -> Vec<Entry> {
-        let Phase::Resuming { proven } = self.phase else { return Vec::new() };
-        if created != self.created {
-            // Replaced while it was read; the publisher will come `up` with the new one.
-            self.phase = Phase::Down;
+    /// Resume read the stream to `last_seq`; `spec.recorded` has what it found. The entries
+    /// returned were waiting here and are in stream and ledger.
+    pub(super) fn resumed(&mut self, now: Instant, created: &str, last_seq: u64) -> Vec<Entry> {
+        self.reading = false;
+        if let Phase::Resuming { proven } = self.phase {
+            if created == self.created {
+                self.attempts.resumed(last_seq, proven);
+                self.phase = if proven { Phase::Flow } else { Phase::Probe };
+            } else {
+                // Replaced while it was read; the publisher will come `up` with the new one.
+                self.retry_resume(now);
+            }
+        }
+        if self.spec.recorded.is_empty() {
             return Vec::new();
         }
-        self.attempts.resumed(last_seq);
-        self.phase = if proven { Phase::Flow } else { Phase::Probe };
-        if found.is_empty() {
-            return Vec::new();
-        }
-        let slots = self.lanes.find(|event| found.contains(event.seq));
+        let slots = self.lanes.find_waiting(|event| self.spec.recorded.contains(event.seq));
         self.counts.resumed += slots.len() as u64;
         slots.into_iter().filter_map(|slot| self.lanes.settle(slot)).collect()
     }
 
     pub(super) fn resume_failed(&mut self, now: Instant) {
+        self.reading = false;
         if matches!(self.phase, Phase::Resuming { .. }) {
-            self.phase =
-                Phase::ResumeAt { at: Some(now + self.backoff.next_wait()), proven: false };
+            self.retry_resume(now);
         }
+    }
+
+    fn retry_resume(&mut self, now: Instant) {
+        self.phase = Phase::ResumeAt { at: Some(now + self.backoff.next_wait()), proven: false };
     }
 
     /// What became of a row of attempts. Entries that are final are returned.
@@ -297,15 +360,18 @@ impl Destination {
             }
             Outcome::Unknown(doubt) => {
                 *self.counts.doubts.entry(doubt.as_str()).or_default() += answered;
-                if matches!(self.phase, Phase::Flow | Phase::Probe) {
-                    self.phase = Phase::Drain;
+                if matches!(self.phase, Phase::Flow | Phase::Probe | Phase::Drain { .. }) {
+                    self.phase = Phase::Drain { proven: false, wait: true };
                 }
             }
-            Outcome::Refused(_) | Outcome::NotSent => {}
+            Outcome::Refused(_) => self.batch_ended(),
+            Outcome::NotSent => {}
         }
-        if self.phase == Phase::Drain && self.lanes.in_flight() == 0 {
-            self.phase =
-                Phase::ResumeAt { at: Some(now + self.backoff.next_wait()), proven: false };
+        if let Phase::Drain { proven, wait } = self.phase
+            && self.lanes.in_flight() == 0
+        {
+            let at = wait.then(|| now + self.backoff.next_wait());
+            self.phase = Phase::ResumeAt { at, proven };
         }
         stored
     }
@@ -325,6 +391,23 @@ impl Destination {
         }
     }
 
+    /// A refusal ends a batch. What was on its way to the publisher then must not be stored before
+    /// what the refusal sent back, so the publisher takes nothing until Resume tells it that the
+    /// core knows. (Per run there is one event in flight, and nothing on its way behind it.)
+    fn batch_ended(&mut self) {
+        if self.facts.as_ref().is_some_and(|facts| facts.pipeline == Pipeline::Batch) {
+            match self.phase {
+                Phase::Flow => self.phase = Phase::Drain { proven: true, wait: false },
+                Phase::Probe => self.phase = Phase::Drain { proven: false, wait: false },
+                Phase::Down
+                | Phase::RecordFloor
+                | Phase::ResumeAt { .. }
+                | Phase::Resuming { .. }
+                | Phase::Drain { .. } => {}
+            }
+        }
+    }
+
     fn refused(&mut self, now: Instant, slot: Slot, refusal: &Refusal) {
         if let Some(reason) = refusal.permanent {
             let detail = match refusal.code {
@@ -336,7 +419,9 @@ impl Destination {
         }
         self.counts.refusals += 1;
         self.refusals_in_a_row = self.refusals_in_a_row.saturating_add(1);
-        let retry_at = now + self.backoff.next_wait();
+        // Many refusals of one moment are one failure: they must not add up to the longest wait.
+        let retry_at = self.paused_until.filter(|until| *until > now);
+        let retry_at = retry_at.unwrap_or_else(|| now + self.backoff.next_wait());
         self.lanes.give_back(slot, Some(retry_at));
         if self.refusals_in_a_row >= REFUSALS_BEFORE_PAUSE {
             self.paused_until = Some(retry_at);
@@ -345,8 +430,9 @@ impl Destination {
 
     /// Holds the lane until the event is in the dead letters.
     fn condemn(&mut self, slot: Slot, fault: Fault) {
-        self.lanes.bury(slot);
-        self.to_bury.push((slot, fault));
+        if self.lanes.bury(slot) {
+            self.to_bury.push((slot, fault));
+        }
     }
 
     /// The event is in the dead letters, durably.
@@ -376,28 +462,29 @@ impl Destination {
         self.paused_until = self.paused_until.filter(|until| *until > now);
         loop {
             if let Some((slot, fault)) = self.to_bury.pop() {
-                let entry = self.lanes.get(slot)?;
+                let Some(entry) = self.lanes.get(slot) else { continue };
                 // A copy of the event, so that the lanes alone hold the shared one.
                 let event = Box::new(Event::clone(&entry.event));
                 return Some(Step::Bury(slot, event, fault, entry.attempts));
             }
             match self.phase {
                 Phase::ResumeAt { at, proven } => {
-                    if self.lanes.in_flight() > 0 || at.is_some_and(|at| at > now) {
+                    if !self.may_resume() || at.is_some_and(|at| at > now) {
                         return None;
                     }
+                    self.reading = true;
                     self.phase = Phase::Resuming { proven };
                     return Some(Step::Resume(self.floor()));
                 }
                 Phase::Probe if self.lanes.in_flight() > 0 => return None,
-                Phase::Flow if self.lanes.in_flight() >= self.spec.max_in_flight => return None,
+                Phase::Flow if self.is_full() => return None,
                 Phase::Probe | Phase::Flow if sending && self.paused_until.is_none() => {}
                 Phase::Probe
                 | Phase::Flow
                 | Phase::Down
                 | Phase::RecordFloor
                 | Phase::Resuming { .. }
-                | Phase::Drain => return None,
+                | Phase::Drain { .. } => return None,
             }
             let slot = self.lanes.take()?;
             let entry = self.lanes.get(slot)?;
@@ -409,6 +496,15 @@ impl Destination {
                 Err(fault) => self.condemn(slot, fault),
             }
         }
+    }
+
+    fn may_resume(&self) -> bool {
+        !self.reading && self.lanes.in_flight() == 0
+    }
+
+    fn is_full(&self) -> bool {
+        let max = self.spec.max_in_flight;
+        self.lanes.in_flight() >= max || self.attempts.span() >= max.saturating_mul(SPAN_FACTOR)
     }
 
     fn encode(&self, event: &Event) -> Result<Message, Fault> {
@@ -427,9 +523,9 @@ impl Destination {
     /// When time alone brings something to do.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let phase = match self.phase {
-            Phase::ResumeAt { at, .. } => at,
+            Phase::ResumeAt { at, .. } => at.filter(|_| self.may_resume()),
             Phase::Probe | Phase::Flow => self.paused_until,
-            Phase::Down | Phase::RecordFloor | Phase::Resuming { .. } | Phase::Drain => None,
+            Phase::Down | Phase::RecordFloor | Phase::Resuming { .. } | Phase::Drain { .. } => None,
         };
         phase.into_iter().chain(self.lanes.wake_at()).min()
     }

@@ -117,9 +117,8 @@ impl Lanes {
         self.in_flight
     }
 
-    /// Changes the window; call it with nothing in flight.
+    /// Changes the window for what is taken from now on.
     pub fn set_window(&mut self, window: u32) {
-        debug_assert_eq!(self.in_flight, 0);
         self.window = window;
         let runs: Vec<RunHash> = self.lanes.keys().copied().collect();
         for run in runs {
@@ -251,18 +250,24 @@ impl Lanes {
     }
 
     /// The event will never be in the stream: the lane waits until it is in the dead letters.
-    pub fn bury(&mut self, slot: Slot) {
-        let Some(run) = self.land(slot) else { return };
-        if let Some(lane) = self.lanes.get_mut(&run) {
-            lane.listed = false;
-            lane.gate = Gate::Burying(slot);
+    /// `false`: another event of the lane is being buried; this one will have its turn again.
+    pub fn bury(&mut self, slot: Slot) -> bool {
+        let Some(run) = self.land(slot) else { return false };
+        let Some(lane) = self.lanes.get_mut(&run) else { return false };
+        if let Gate::Burying(_) = lane.gate {
+            return false;
         }
+        lane.listed = false;
+        lane.gate = Gate::Burying(slot);
+        true
     }
 
     /// The burial failed: the lane tries again at `at`, beginning with the same event.
     pub fn exhume(&mut self, slot: Slot, at: Instant) {
         let Some(run) = self.get(slot).map(|entry| entry.event.run_hash) else { return };
-        if let Some(lane) = self.lanes.get_mut(&run) {
+        if let Some(lane) = self.lanes.get_mut(&run)
+            && lane.gate == Gate::Burying(slot)
+        {
             lane.gate = Gate::Until(at);
             self.timers.push(Reverse((at, run)));
         }
@@ -295,11 +300,12 @@ impl Lanes {
         }
     }
 
-    /// Slots of the undecided events that `wanted` picks, in no particular order.
-    pub fn find(&self, wanted: impl Fn(&Event) -> bool) -> Vec<Slot> {
+    /// Slots of the events not in flight that `wanted` picks, in no particular order.
+    pub fn find_waiting(&self, wanted: impl Fn(&Event) -> bool) -> Vec<Slot> {
+        let waiting = |entry: &Entry| entry.state == State::Waiting && wanted(&entry.event);
         let numbered = self.slots.iter().zip(0u32..);
         numbered
-            .filter(|(entry, _)| entry.as_ref().is_some_and(|entry| wanted(&entry.event)))
+            .filter(|(entry, _)| entry.as_ref().is_some_and(waiting))
             .map(|(_, index)| Slot(index))
             .collect()
     }
@@ -372,6 +378,7 @@ impl Lanes {
             self.free.clear();
             self.free.shrink_to(1024);
             self.ready.clear();
+            self.timers.clear();
         } else {
             self.free.push(slot);
         }

@@ -65,7 +65,7 @@ pub enum Input {
 }
 
 /// What Resume found, after the table confirmed the rows and the ledger has them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verified {
     /// The stream that was read.
     pub created: String,
@@ -141,6 +141,10 @@ pub struct ReceiptDraft {
 #[error("{0}")]
 pub struct ProtocolViolation(pub String);
 
+/// What a decision without receipt costs at worst: a range of its own, a transaction of its own in
+/// the watermark and in the draft, and the draft's copy.
+const DECISION_BYTES: usize = 160;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Relay {
@@ -148,6 +152,7 @@ pub struct Relay {
     destinations: Vec<Destination>,
     watermark: Watermark,
     open: Option<TxnId>,
+    last_begun: Option<Lsn>,
     held_bytes: usize,
     /// Receipts being written.
     writing: Option<Vec<ReceiptDraft>>,
@@ -174,6 +179,7 @@ impl Relay {
             destinations: destinations.into_iter().map(make).collect(),
             watermark: Watermark::new(start),
             open: None,
+            last_begun: None,
             held_bytes: 0,
             writing: None,
             undecided_since: None,
@@ -200,7 +206,7 @@ impl Relay {
             Input::Up(id, facts) => self.each(id, |destination| destination.up(facts)),
             Input::Down(id) => self.each(id, Destination::down),
             Input::Answer(id, answer) => self.answer(now, id, &answer),
-            Input::Resumed(id, verified) => self.resumed(id, verified),
+            Input::Resumed(id, verified) => self.resumed(now, id, verified),
             Input::ResumeFailed(id) => self.each(id, |destination| destination.resume_failed(now)),
             Input::Buried(burial, done) => self.buried(now, burial, done),
             Input::Recorded => self.recorded(),
@@ -213,6 +219,10 @@ impl Relay {
         if self.open.is_some() {
             return Err(violation("Begin inside a transaction", commit_lsn));
         }
+        if self.last_begun.is_some_and(|last| commit_lsn <= last) {
+            return Err(violation("transactions out of commit order", commit_lsn));
+        }
+        self.last_begun = Some(commit_lsn);
         self.open = Some(self.watermark.begin(commit_lsn));
         Ok(())
     }
@@ -252,20 +262,20 @@ impl Relay {
         }
     }
 
-    fn resumed(&mut self, id: DestinationId, verified: Verified) {
+    fn resumed(&mut self, now: Instant, id: DestinationId, verified: Verified) {
         let Some(destination) = self.destinations.get_mut(usize::from(id.0)) else { return };
-        let entries = destination.resumed(&verified.created, verified.last_seq, &verified.seqs);
+        let spec = &mut destination.spec;
+        if !verified.seqs.is_empty() {
+            spec.recorded.extend(verified.seqs.iter());
+            spec.recorded_to = spec.recorded_to.max(verified.last_lsn.unwrap_or(Lsn(u64::MAX)));
+        }
+        let entries = destination.resumed(now, &verified.created, verified.last_seq);
         for entry in entries {
             // The ledger has it already: nothing is left to record.
             if let Some(txn) = entry.txn {
                 self.watermark.release(txn, 1);
             }
             let_go(&mut self.held_bytes, entry);
-        }
-        let spec = &mut destination.spec;
-        if !verified.seqs.is_empty() {
-            spec.recorded.extend(verified.seqs.iter());
-            spec.recorded_to = spec.recorded_to.max(verified.last_lsn.unwrap_or(Lsn(u64::MAX)));
         }
     }
 
@@ -288,8 +298,7 @@ impl Relay {
                 self.watermark.release(*txn, *count);
             }
             self.each(draft.destination, |destination| {
-                destination.counts.recorded += draft.decided.len();
-                destination.floor_recorded();
+                destination.recorded(&draft.decided, draft.floor);
             });
         }
         self.forget_recorded();
@@ -354,7 +363,7 @@ impl Relay {
                 destination: DestinationId(index),
                 floor: destination.floor(),
                 last: destination.last_acked().cloned(),
-                decided: std::mem::take(&mut destination.decided),
+                decided: destination.take_decided(),
             });
         }
         self.writing = Some(drafts.clone());
@@ -362,8 +371,17 @@ impl Relay {
     }
 
     /// Should more WAL be read? The budget may be overrun by the one event that fills it.
+    /// Decisions without receipt count too: reading must not outrun a ledger that hangs.
     pub fn wants_wal(&self) -> bool {
-        !self.stopping && self.held_bytes < self.limits.memory_bytes
+        let bytes = self.held_bytes.saturating_add(self.unrecorded_bytes());
+        !self.stopping && bytes < self.limits.memory_bytes
+    }
+
+    fn unrecorded_bytes(&self) -> usize {
+        let gathered = self.destinations.iter().map(|each| &each.decided);
+        let writing = self.writing.iter().flatten().map(|draft| &draft.decided);
+        let events: u64 = gathered.chain(writing).map(Decided::len).sum();
+        usize::try_from(events).unwrap_or(usize::MAX).saturating_mul(DECISION_BYTES)
     }
 
     /// What may be confirmed: a prefix that is decided and recorded, nothing else.
