@@ -180,3 +180,139 @@ impl Status {
         out.put_u8(u8::from(self.probe));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_mins(1);
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn reported() -> (Feedback, Instant) {
+        let now = Instant::now();
+        let mut feedback = Feedback::new(now, Some(MINUTE));
+        assert_eq!(feedback.due(now), now, "the first report is due at once");
+        let first = feedback.report(now);
+        assert_eq!(first, Status { write: Lsn(0), flush: Lsn(0), probe: false });
+        (feedback, now)
+    }
+
+    #[test]
+    fn a_report_each_second_and_on_change_each_tenth() {
+        let (mut feedback, now) = reported();
+        assert_eq!(feedback.due(now), now + ms(1000));
+        feedback.data(Lsn(50));
+        assert_eq!(feedback.due(now), now + ms(1000), "received alone is no reason");
+        feedback.confirm(Lsn(40));
+        assert_eq!(feedback.due(now), now + ms(100));
+        let then = now + ms(500);
+        assert!(feedback.due(then) <= then, "after a pause a change is reported at once");
+        let status = feedback.report(then);
+        assert_eq!(status, Status { write: Lsn(50), flush: Lsn(40), probe: false });
+        feedback.confirm(Lsn(30));
+        assert_eq!(feedback.due(then), then + ms(1000), "a lower one changes nothing");
+    }
+
+    #[test]
+    fn flush_is_what_was_confirmed_whatever_was_received() {
+        let (mut feedback, now) = reported();
+        feedback.keepalive(now, Lsn(900), true).unwrap();
+        assert_eq!(feedback.due(now), now, "a wish is fulfilled at once");
+        assert_eq!(feedback.report(now).flush, Lsn(0));
+        feedback.confirm(Lsn(1000));
+        let status = feedback.report(now);
+        assert_eq!((status.write, status.flush), (Lsn(1000), Lsn(1000)));
+    }
+
+    #[test]
+    fn twenty_hurried_repetitions_are_a_shutdown() {
+        let (mut feedback, mut now) = reported();
+        for count in 0..=20 {
+            let verdict = feedback.keepalive(now, Lsn(7), true);
+            assert_eq!(verdict.is_err(), count == 20, "repetition {count}");
+            if verdict.is_err() {
+                return;
+            }
+            let due = feedback.due(now);
+            assert_eq!(due, if count == 0 { now } else { now + ms(5) });
+            now = due;
+            feedback.report(now);
+            now += ms(1);
+        }
+    }
+
+    #[test]
+    fn a_slow_repetition_or_another_position_or_data_starts_anew() {
+        let (mut feedback, mut now) = reported();
+        for count in 0..200_u64 {
+            let position = if count % 15 == 0 { Lsn(count) } else { Lsn(15 * (count / 15)) };
+            if count % 40 == 0 {
+                feedback.data(position);
+            }
+            feedback.keepalive(now, position, true).unwrap();
+            feedback.report(now);
+            now += ms(3);
+        }
+        for _ in 0..200 {
+            feedback.keepalive(now, Lsn(9999), true).unwrap();
+            feedback.report(now);
+            now += ms(101);
+        }
+    }
+
+    #[test]
+    fn a_confirmation_cuts_the_pause_before_a_repetition_short() {
+        let (mut feedback, now) = reported();
+        feedback.keepalive(now, Lsn(7), true).unwrap();
+        feedback.report(now);
+        feedback.keepalive(now, Lsn(7), true).unwrap();
+        assert_eq!(feedback.due(now), now + ms(5));
+        feedback.confirm(Lsn(7));
+        assert_eq!(feedback.due(now), now);
+    }
+
+    #[test]
+    fn a_silent_server_is_probed_then_dead_but_not_while_reading_is_paused() {
+        let (mut feedback, now) = reported();
+        let late = now + ms(15_000);
+        assert!(feedback.report(late).probe);
+        assert!(!feedback.report(late + ms(10)).probe, "one probe per quarter");
+        assert_eq!(feedback.dead_at(), Some(now + MINUTE));
+        feedback.heard(late);
+        assert_eq!(feedback.dead_at(), Some(late + MINUTE));
+
+        feedback.pause(late, true);
+        assert_eq!(feedback.dead_at(), None);
+        assert!(!feedback.report(late + MINUTE * 60).probe);
+        let much_later = late + MINUTE * 90;
+        feedback.pause(much_later, false);
+        assert_eq!(feedback.dead_at(), Some(much_later + MINUTE));
+    }
+
+    #[test]
+    fn a_server_without_timeout_gets_a_minute_and_a_short_one_a_quarter_for_probes() {
+        let now = Instant::now();
+        assert_eq!(Feedback::new(now, None).dead_at(), Some(now + MINUTE));
+        let mut short = Feedback::new(now, Some(ms(2000)));
+        short.report(now);
+        assert_eq!(short.due(now), now + ms(500));
+    }
+
+    #[test]
+    fn a_report_is_encoded_as_the_protocol_crate_does() {
+        let status = Status { write: Lsn(77), flush: Lsn(77), probe: true };
+        let mut out = BytesMut::new();
+        status.encode(UnixMicros(946_684_800_000_005), &mut out);
+        let expected = pgwire_replication::protocol::encode_standby_status_update(
+            pgwire_replication::Lsn(77),
+            5,
+            true,
+        );
+        assert_eq!(&out[5..], &expected[..]);
+        assert_eq!(&out[..5], b"d\0\0\0\x26");
+        assert_eq!(out.len(), 0x26 + 1);
+    }
+}

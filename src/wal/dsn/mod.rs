@@ -3,6 +3,7 @@
 
 mod parse;
 mod passfile;
+mod resolve;
 mod settings;
 mod text;
 
@@ -48,5 +49,5 @@ impl std::error::Error for DsnError {}
 /// Takes a connection string apart and checks it, with the process's `PG*` variables as defaults.
 /// Opens nothing: whether files and servers exist shows when the connection is made.
 pub fn check_dsn(text: &str) -> Result<Dsn, DsnError> {
-    settings::resolve(text, &|name| std::env::var(name).ok())
+    resolve::resolve(text, &|name| std::env::var(name).ok())
 }

@@ -79,6 +79,9 @@ fn url(text: &str) -> Result<Parameters, DsnError> {
         }
     }
     if let Some(database) = database.filter(|database| !database.is_empty()) {
+        if database.contains('@') {
+            return Err(misplaced_at());
+        }
         put("dbname", database)?;
     }
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
@@ -93,6 +96,14 @@ fn url(text: &str) -> Result<Parameters, DsnError> {
         }
     }
     Ok(found)
+}
+
+/// libpq would take a piece of the password for host, port or database.
+fn misplaced_at() -> DsnError {
+    DsnError::whole(
+        "an `@` stands where hosts or the database are: write `/` as %2F and `@` as %40 in user, \
+         password and database",
+    )
 }
 
 /// `a:1,[::1]:2` as `a,::1` and `1,2`. No part is quoted in an error: with a `/` in the password
@@ -112,9 +123,7 @@ fn host_list(hosts: &str) -> Result<(String, String), DsnError> {
             None => return Err(DsnError::of("host", "text follows the `]` of an IPv6 address")),
         };
         if name.contains('@') || port.contains('@') {
-            return Err(DsnError::whole(
-                "an `@` stands among the hosts: write `/` as %2F and `@` as %40 in user and password",
-            ));
+            return Err(misplaced_at());
         }
         names.push(name);
         ports.push(port);
