@@ -1,1 +1,40 @@
-//! Throw-away PostgreSQL and nats-server on loopback, for `outboxd demo` and the tests.
+//! Throw-away PostgreSQL and nats-server on loopback, for `outboxd demo` and the live tests.
+//!
+//! Owns the processes it starts, their directories and ports; knows nothing of the relay. What it
+//! started ends with the value that stands for it, and also when this process is killed.
+
+mod binaries;
+mod cluster;
+mod nats;
+mod place;
+mod postgres;
+mod process;
+mod proxy;
+
+pub use binaries::{nats_server, postgres_bin};
+pub use cluster::NatsCluster;
+pub use nats::{Nats, NatsOptions};
+pub use place::free_port;
+pub use postgres::{Postgres, PostgresOptions, Stop};
+pub use process::{Signal, signal};
+pub use proxy::{Mode, Proxy};
+
+use std::path::Path;
+
+/// What went wrong with a server of the sandbox, in words, with the end of its log.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct SandboxError(String);
+
+impl SandboxError {
+    pub(crate) fn new(words: impl Into<String>) -> SandboxError {
+        SandboxError(words.into())
+    }
+
+    pub(crate) fn io(what: &str, path: &Path, error: &std::io::Error) -> SandboxError {
+        SandboxError(format!("{what} {}: {error}", path.display()))
+    }
+}
+
+/// Result of this module.
+pub type Result<T> = std::result::Result<T, SandboxError>;
