@@ -54,6 +54,8 @@ pub struct Cli {
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Show the relay's state, as the running relay tells it.
+    Status(commands::status::Args),
     /// Show or explain the configuration.
     #[command(subcommand)]
     Config(commands::config::Command),

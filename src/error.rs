@@ -137,6 +137,12 @@ kinds! {
     /// The stream or its replicas refuse or don't answer for now.
     StreamBusy "stream-busy" Transient
         "check the stream's limits and its replicas";
+    /// The admin address can't be listened on.
+    AdminAddress "admin-address" Refuse
+        "end the process that has the address, or set another `listen` in [admin] (\"off\" for none)";
+    /// No relay answers on its admin address.
+    RelayUnreachable "relay-unreachable" Transient
+        "start it with `outboxd run`, or name its address with --admin or [admin] listen";
     /// A bug in this program.
     Internal "internal" Refuse
         "please report it with the log";

@@ -57,6 +57,10 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// Every reason.
+    pub const ALL: &'static [Reason] =
+        &[Reason::Unmappable, Reason::TooLarge, Reason::Subject, Reason::Header, Reason::Refused];
+
     /// Stable lower-case name, as stored and as a metric's label.
     pub fn as_str(self) -> &'static str {
         match self {

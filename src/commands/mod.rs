@@ -2,6 +2,7 @@
 
 pub mod completions;
 pub mod config;
+pub mod status;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -80,6 +81,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<(), Stopped> {
     let places = cli.places();
     let short = async {
         match cli.command {
+            Command::Status(args) => status::run(&args, &places).await,
             Command::Config(command) => config::run(&command, &places),
             Command::Completions(args) => completions::run(&args),
         }

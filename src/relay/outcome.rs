@@ -63,6 +63,17 @@ pub enum Doubt {
 }
 
 impl Doubt {
+    /// Every cause.
+    pub const ALL: &'static [Doubt] = &[
+        Doubt::Silence,
+        Doubt::Disconnected,
+        Doubt::Gap,
+        Doubt::NoResponders,
+        Doubt::Unproven,
+        Doubt::InProgress,
+        Doubt::ServerError,
+    ];
+
     /// Stable name, as a metric's label.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,0 +1,176 @@
+//! `/metrics`: names, labels and help texts, filled from the status at each scrape, so that nothing
+//! on the way of an event touches a metrics library. The recorder is our own and not the process's:
+//! an application that embeds the relay keeps its own.
+
+use metrics::{Key, Label, Level, Metadata, Recorder};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
+
+use super::histogram::{BOUNDS_MICROS, Histogram};
+use super::report::Report;
+use super::status::Status;
+use crate::event::Reason;
+use crate::relay::outcome::Doubt;
+
+const META: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
+
+/// Name and help text of every counter and gauge.
+const HELP: &[(&str, &str)] = &[
+    (EVENTS, "Events by stage: read, sent, acked, recorded"),
+    (DEAD_LETTERS, "Events written to outbox.dead_letter"),
+    (DUPLICATES, "Acks that said the stream had the message already"),
+    (UNKNOWN, "Publish outcomes that only the stream could tell"),
+    (RESUMED, "Undecided events that were found in the stream"),
+    (FAILURES, "Failures by kind"),
+    (OLDEST, "Age of the oldest undecided event, or silence of the database; NaN on a standby"),
+    (UNDECIDED_EVENTS, "Events read and not decided"),
+    (UNDECIDED_BYTES, "Bytes of the memory budget in use"),
+    (IN_FLIGHT, "Events sent and not answered"),
+    (RETRYING, "Runs that wait for a retry or a dead letter"),
+    (UP, "1 when the destination is connected and able to publish"),
+    (SLOT_RETAINED, "WAL that the slot holds back; NaN when the server was not asked lately"),
+    (SLOT_ACTIVE, "1 while this process reads from the slot"),
+    (READY, "1 when /readyz says so"),
+    (BUILD, "1, with the version"),
+];
+
+const EVENTS: &str = "outboxd_events_total";
+const DEAD_LETTERS: &str = "outboxd_dead_letters_total";
+const DUPLICATES: &str = "outboxd_duplicates_total";
+const UNKNOWN: &str = "outboxd_unknown_outcomes_total";
+const RESUMED: &str = "outboxd_resumed_events_total";
+const FAILURES: &str = "outboxd_failures_total";
+const OLDEST: &str = "outboxd_oldest_unsettled_seconds";
+const UNDECIDED_EVENTS: &str = "outboxd_undecided_events";
+const UNDECIDED_BYTES: &str = "outboxd_undecided_bytes";
+const IN_FLIGHT: &str = "outboxd_in_flight_events";
+const RETRYING: &str = "outboxd_retrying_runs";
+const UP: &str = "outboxd_destination_up";
+const SLOT_RETAINED: &str = "outboxd_slot_retained_bytes";
+const SLOT_ACTIVE: &str = "outboxd_slot_active";
+const READY: &str = "outboxd_ready";
+const BUILD: &str = "outboxd_build_info";
+const COMMIT_TO_ACK: &str = "outboxd_commit_to_ack_seconds";
+const PUBLISH_DURATION: &str = "outboxd_publish_duration_seconds";
+
+/// Labels of a metric.
+type Labels<'a> = &'a [(&'static str, &'a str)];
+
+/// Turns the status into Prometheus' text.
+pub(super) struct Exporter {
+    recorder: PrometheusRecorder,
+}
+
+impl Exporter {
+    pub fn new() -> Exporter {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        for (name, help) in HELP {
+            let counter = name.ends_with("_total");
+            let describe =
+                if counter { Recorder::describe_counter } else { Recorder::describe_gauge };
+            describe(&recorder, (*name).into(), None, (*help).into());
+        }
+        Exporter { recorder }
+    }
+
+    fn count(&self, name: &'static str, labels: Labels<'_>, value: u64) {
+        self.recorder.register_counter(&key(name, labels), &META).absolute(value);
+    }
+
+    fn gauge(&self, name: &'static str, labels: Labels<'_>, value: f64) {
+        self.recorder.register_gauge(&key(name, labels), &META).set(value);
+    }
+
+    /// The text at this moment.
+    pub fn render(&self, status: &Status) -> String {
+        let report = Report::of(status);
+        self.relay(status, &report);
+        self.destinations(status, &report);
+        let handle = self.recorder.handle();
+        handle.run_upkeep();
+        let mut text = handle.render();
+        heading(&mut text, COMMIT_TO_ACK, "From the commit to the ack, on the database's clock");
+        histogram(&mut text, COMMIT_TO_ACK, "", &status.commit_to_ack);
+        heading(&mut text, PUBLISH_DURATION, "From handing a message over to its ack");
+        for one in status.destinations() {
+            // Names of destinations are letters, digits, - and _: nothing to escape.
+            let label = format!("destination=\"{}\"", one.name);
+            histogram(&mut text, PUBLISH_DURATION, &label, &one.publish_duration);
+        }
+        text
+    }
+
+    fn relay(&self, status: &Status, report: &Report) {
+        let flag = |on: bool| f64::from(u8::from(on));
+        self.gauge(BUILD, &[("version", &report.version)], 1.0);
+        self.gauge(READY, &[], flag(report.ready.ok));
+        self.gauge(OLDEST, &[], report.lag_seconds.unwrap_or(f64::NAN));
+        self.gauge(UNDECIDED_EVENTS, &[], real(report.undecided.events));
+        self.gauge(UNDECIDED_BYTES, &[], real(report.undecided.bytes));
+        self.gauge(SLOT_ACTIVE, &[], flag(report.source.slot_active));
+        let retained = report.source.slot_retained_bytes.map_or(f64::NAN, real);
+        self.gauge(SLOT_RETAINED, &[], retained);
+        for (kind, count) in status.failures() {
+            self.count(FAILURES, &[("kind", kind.code())], count);
+        }
+    }
+
+    fn destinations(&self, status: &Status, report: &Report) {
+        for (one, shown) in status.destinations().iter().zip(&report.destinations) {
+            let name = ("destination", one.name.as_str());
+            let totals = one.totals();
+            for (stage, count) in [
+                ("read", report.read),
+                ("sent", totals.sent),
+                ("acked", totals.acked),
+                ("recorded", totals.recorded),
+            ] {
+                self.count(EVENTS, &[name, ("stage", stage)], count);
+            }
+            self.count(DUPLICATES, &[name], totals.duplicates);
+            self.count(RESUMED, &[name], totals.resumed);
+            for reason in Reason::ALL.iter().map(|reason| reason.as_str()) {
+                let count = totals.dead.get(reason).copied().unwrap_or(0);
+                self.count(DEAD_LETTERS, &[name, ("reason", reason)], count);
+            }
+            for cause in Doubt::ALL.iter().map(|doubt| doubt.as_str()) {
+                let count = totals.doubts.get(cause).copied().unwrap_or(0);
+                self.count(UNKNOWN, &[name, ("cause", cause)], count);
+            }
+            self.gauge(UP, &[name], f64::from(u8::from(shown.up)));
+            self.gauge(IN_FLIGHT, &[name], real(shown.in_flight));
+            self.gauge(RETRYING, &[name], real(shown.retrying));
+        }
+    }
+}
+
+fn key(name: &'static str, labels: Labels<'_>) -> Key {
+    let label = |(name, value): &(&'static str, &str)| Label::new(*name, (*value).to_owned());
+    Key::from_parts(name, labels.iter().map(label).collect::<Vec<_>>())
+}
+
+/// A gauge's value. Prometheus has doubles only; beyond 2^53 the last digits go.
+fn real(value: u64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "the format has no integers")]
+    let real = value as f64;
+    real
+}
+
+fn heading(text: &mut String, name: &str, help: &str) {
+    text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} histogram\n"));
+}
+
+fn histogram(text: &mut String, name: &str, label: &str, histogram: &Histogram) {
+    let counts = histogram.counts();
+    let comma = if label.is_empty() { "" } else { "," };
+    let bounds = BOUNDS_MICROS.iter().map(|micros| (real(*micros) / 1e6).to_string());
+    let mut sum = 0;
+    let mut lines = String::new();
+    for (count, bound) in counts.iter().zip(bounds.chain(["+Inf".to_owned()])) {
+        sum += count;
+        lines.push_str(&format!("{name}_bucket{{{label}{comma}le=\"{bound}\"}} {sum}\n"));
+    }
+    let label = if label.is_empty() { String::new() } else { format!("{{{label}}}") };
+    lines.push_str(&format!("{name}_sum{label} {}\n", histogram.sum().as_secs_f64()));
+    lines.push_str(&format!("{name}_count{label} {sum}\n"));
+    text.push_str(&lines);
+}
