@@ -54,6 +54,8 @@ pub struct Cli {
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Stream until SIGTERM or Ctrl-C.
+    Run(commands::run::Args),
     /// Show the relay's state, as the running relay tells it.
     Status(commands::status::Args),
     /// Show or explain the configuration.

@@ -2,6 +2,7 @@
 
 pub mod completions;
 pub mod config;
+pub mod run;
 pub mod status;
 
 use std::io::{self, Write};
@@ -79,16 +80,19 @@ impl Stopped {
 /// where it stands when `stop` comes.
 pub async fn run(cli: Cli, stop: CancellationToken) -> Result<(), Stopped> {
     let places = cli.places();
+    let goes_on = matches!(cli.command, Command::Run(_));
     let short = async {
         match cli.command {
+            Command::Run(args) => run::run(&args, &places, stop.clone()).await,
             Command::Status(args) => status::run(&args, &places).await,
             Command::Config(command) => config::run(&command, &places),
             Command::Completions(args) => completions::run(&args),
         }
     };
+
     tokio::select! {
         ended = short => ended,
-        () = stop.cancelled() => Err(Stopped::Interrupted),
+        () = stop.cancelled(), if !goes_on => Err(Stopped::Interrupted),
     }
 }
 

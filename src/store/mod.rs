@@ -19,6 +19,7 @@ use tokio_postgres::{Client, Statement};
 
 use crate::config::SourceConfig;
 use crate::error::{Failure, Kind};
+use crate::event::UnixMicros;
 
 /// The statements of one session of one relay, prepared once. Dies with its connection.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub struct Store {
     latest: Statement,
     existing: Statement,
     bury: Statement,
+    pulse: Statement,
+    slot: String,
 }
 
 impl Store {
@@ -46,12 +49,13 @@ impl Store {
             let row = client.query_one("SELECT current_setting('server_encoding')", &[]);
             row.await?.try_get::<_, String>(0)
         };
-        let (append, load, latest, existing, bury, encoding) = tokio::try_join!(
+        let (append, load, latest, existing, bury, pulse, encoding) = tokio::try_join!(
             client.prepare(ledger::APPEND),
             client.prepare(ledger::LOAD),
             client.prepare(ledger::LATEST),
             client.prepare(&existing),
             client.prepare(dead_letters::BURY),
+            client.prepare(PULSE),
             database_is_utf8,
         )
         .map_err(|error| failed("cannot prepare the relay's statements", &error))?;
@@ -63,9 +67,28 @@ impl Store {
             latest,
             existing,
             bury,
+            pulse,
+            slot: source.slot.clone(),
         })
     }
 }
+
+impl Store {
+    /// The database's clock, and the WAL that the relay's slot holds back.
+    pub async fn pulse(&self, client: &Client) -> Result<(UnixMicros, Option<u64>), Failure> {
+        let read = async {
+            let row = client.query_one(&self.pulse, &[&self.slot]).await?;
+            let (now, retained): (i64, Option<i64>) = (row.try_get(0)?, row.try_get(1)?);
+            Ok((UnixMicros(now), retained.and_then(|bytes| u64::try_from(bytes).ok())))
+        };
+        read.await.map_err(|error| failed("cannot ask the database for a sign of life", &error))
+    }
+}
+
+const PULSE: &str = "\
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8, \
+           (SELECT greatest(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::int8 \
+            FROM pg_replication_slots WHERE slot_name = $1::text)";
 
 /// Makes the session independent of what the role or the database set for theirs.
 ///

@@ -1,6 +1,7 @@
 //! The control connection: statements beside the stream. Owns its life; the statements are
 //! `store`'s.
 
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
@@ -20,7 +21,7 @@ const GOODBYE: Duration = Duration::from_secs(2);
 /// A connection for statements. Dropping it ends it.
 pub struct Control {
     /// Runs statements.
-    pub client: Client,
+    pub client: Arc<Client>,
     closed: watch::Receiver<Option<Failure>>,
     deadline: Duration,
     _goodbye: DropGuard,
@@ -42,7 +43,8 @@ impl Control {
         let (ended, closed) = watch::channel(None);
         let goodbye = CancellationToken::new();
         tokio::spawn(live(connection, ended, goodbye.clone()));
-        let control = Control { client, closed, deadline, _goodbye: goodbye.drop_guard() };
+        let control =
+            Control { client: Arc::new(client), closed, deadline, _goodbye: goodbye.drop_guard() };
         let facts = control.facts().await?;
         control.prepare_session(facts.identity.server_version).await?;
         Ok((control, facts))

@@ -1,0 +1,24 @@
+//! `outboxd run`: the relay itself, until SIGTERM or Ctrl-C.
+
+use tokio_util::sync::CancellationToken;
+
+use super::Stopped;
+use crate::config::Places;
+use crate::logging;
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Needs what `outboxd init` makes; needs no right to make anything itself. Keeps trying while
+PostgreSQL or NATS is away. On SIGTERM or Ctrl-C it reads no more, waits for the answers to what it
+has sent ([relay] shutdown_timeout), records and confirms them, and exits with 0.
+
+A second relay with the same [relay] name stands by and takes over when the first one ends.")]
+pub struct Args {}
+
+/// Runs until told to stop.
+pub async fn run(_: &Args, places: &Places, stop: CancellationToken) -> Result<(), Stopped> {
+    let config = places.load()?.config;
+    logging::init(&config.log);
+    Ok(crate::run(config, stop).await?)
+}

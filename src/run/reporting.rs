@@ -1,0 +1,150 @@
+//! What the pump tells the status: counters and lag for health, metrics and people. Decides
+//! nothing; costs a glance at the clock per turn.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::admin::status::{Phase, Source, Status};
+use crate::error::Failure;
+use crate::event::UnixMicros;
+use crate::lsn::Lsn;
+use crate::relay::Relay;
+use crate::relay::machine::Verified;
+use crate::relay::outcome::{DestinationId, StreamFacts};
+use crate::run::work::Pulse;
+use crate::wal::Identity;
+
+/// How often the core's figures are taken over. Finding the oldest event looks at every lane.
+const OBSERVE_EVERY: Duration = Duration::from_millis(250);
+
+/// See the module.
+pub struct Reporter {
+    status: Arc<Status>,
+    observed: Instant,
+    dirty: bool,
+}
+
+impl Reporter {
+    /// For a session that begins now.
+    pub fn new(
+        status: Arc<Status>,
+        identity: &Identity,
+        silence_limit: Duration,
+        now: Instant,
+    ) -> Reporter {
+        status.session(Source {
+            system_identifier: identity.system_identifier.clone(),
+            timeline: identity.timeline,
+            database: identity.database.clone(),
+            server_version: identity.server_version,
+            silence_limit,
+        });
+        Reporter { status, observed: now, dirty: true }
+    }
+
+    /// Once per turn of the loop.
+    pub fn turn(&mut self, relay: &Relay, now: Instant) {
+        if self.dirty && now >= self.observed + OBSERVE_EVERY {
+            self.observe(relay, now);
+        }
+    }
+
+    /// Takes over the figures now.
+    pub fn observe(&mut self, relay: &Relay, now: Instant) {
+        self.observed = now;
+        self.dirty = false;
+        self.status.observe(relay);
+    }
+
+    /// When the figures are due.
+    pub fn wake_at(&self) -> Option<Instant> {
+        self.dirty.then(|| self.observed + OBSERVE_EVERY)
+    }
+
+    /// WAL came in: so many rows, up to `received`.
+    pub fn read(&mut self, rows: u64, received: Lsn) {
+        self.dirty = true;
+        self.status.heard();
+        self.status.read(rows);
+        self.status.received(received);
+    }
+
+    /// An event is acknowledged.
+    pub fn acked(&mut self, committed_at: UnixMicros) {
+        self.dirty = true;
+        if let Some(now) = self.status.server_now() {
+            let micros = u64::try_from(now.0.saturating_sub(committed_at.0)).unwrap_or(0);
+            self.status.commit_to_ack.record(Duration::from_micros(micros));
+        }
+    }
+
+    /// The database answered a ping.
+    pub fn pulse(&mut self, pulse: &Pulse) {
+        self.dirty = true;
+        self.status.clock(pulse.server_now);
+        if let Some(bytes) = pulse.retained_bytes {
+            self.status.retained(bytes);
+        }
+    }
+
+    /// A destination is connected.
+    pub fn up(&mut self, id: DestinationId, facts: &StreamFacts) {
+        self.dirty = true;
+        if let Some(destination) = self.status.destination(id) {
+            destination.up(facts);
+            tracing::info!(
+                destination = destination.name,
+                stream = facts.stream,
+                server_version = facts.server_version,
+                replicas = facts.replicas,
+                pipeline = facts.pipeline.as_str(),
+                why = facts.why,
+                "destination is up"
+            );
+        }
+    }
+
+    /// A destination is not connected, or can't publish.
+    pub fn down(&mut self, id: DestinationId, failure: &Failure) {
+        self.dirty = true;
+        self.status.destination_down(id, failure);
+        self.warn(id, failure, "destination is down");
+    }
+
+    /// The stream could not be read.
+    pub fn resume_failed(&mut self, id: DestinationId, failure: &Failure) {
+        self.dirty = true;
+        self.warn(id, failure, "the stream could not be read; trying again");
+    }
+
+    /// Messages that were sent with unknown outcome are in the stream.
+    pub fn resumed(&mut self, id: DestinationId, verified: &Verified) {
+        self.dirty = true;
+        let numbers: i64 = verified.seqs.iter().map(|(start, end)| end - start + 1).sum();
+        if let Some(destination) = self.status.destination(id) {
+            tracing::info!(
+                destination = destination.name,
+                events = numbers,
+                stream_seq = verified.last_seq,
+                "resumed: found in the stream, recorded, not sent again"
+            );
+        }
+    }
+
+    /// The stop has begun.
+    pub fn stopping(&mut self) {
+        self.status.phase(Phase::Stopping);
+    }
+
+    fn warn(&self, id: DestinationId, failure: &Failure, what: &str) {
+        if let Some(destination) = self.status.destination(id) {
+            tracing::warn!(
+                destination = destination.name,
+                code = failure.kind.code(),
+                remedy = failure.kind.remedy(),
+                "{what}: {}",
+                failure.detail
+            );
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! What the pump asks of the database while it goes on: receipts, burials, and the check of what
+//! Resume found. All on the control connection, which answers in the order of asking.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Failure, Kind};
+use crate::event::{EventId, Fault, UnixMicros};
+use crate::lsn::Lsn;
+use crate::message::{Envelope, message_id};
+use crate::relay::machine::{Burial, ReceiptDraft, Verified};
+use crate::relay::outcome::{DestinationId, Found, Resumed};
+use crate::relay::ranges::RangeSet;
+use crate::store::Store;
+use crate::store::dead_letters::DeadLetter;
+use crate::store::ledger::{Receipt, ReceiptOutcome};
+use tokio_postgres::Client;
+
+/// What a session's database jobs share.
+#[derive(Debug)]
+pub struct Ledger {
+    /// The control connection.
+    pub client: Arc<Client>,
+    /// Its prepared statements.
+    pub store: Store,
+    /// Generation of the database's history.
+    pub generation: i32,
+}
+
+/// Where a destination's receipts say that its messages are.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Name of the destination.
+    pub destination: String,
+    /// How its messages look; names the stream.
+    pub envelope: Envelope,
+}
+
+impl Place {
+    fn message_id(&self, id: &EventId) -> String {
+        message_id(id, &self.envelope).unwrap_or_default()
+    }
+}
+
+/// A finished job.
+#[derive(Debug)]
+pub enum Done {
+    /// Receipts are durable, or the session is over.
+    Recorded(Result<(), Failure>),
+    /// A dead letter is durable, or must be tried again.
+    Buried(Burial, Result<(), Failure>),
+    /// What Resume found is checked and in the ledger, or the session is over.
+    Verified(DestinationId, Result<Verified, Failure>),
+    /// The control connection answered, or did not.
+    Pinged(Result<Pulse, Failure>),
+}
+
+/// What the database says at each ping.
+#[derive(Debug, Clone, Copy)]
+pub struct Pulse {
+    /// Its clock.
+    pub server_now: UnixMicros,
+    /// WAL that the slot holds back.
+    pub retained_bytes: Option<u64>,
+}
+
+/// Silence after which the control connection counts as dead.
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Ledger {
+    /// Asks the control connection for a sign of life; without one the lock may be gone.
+    pub async fn ping(self: Arc<Self>) -> Done {
+        let pulse = self.store.pulse(&self.client);
+        Done::Pinged(match tokio::time::timeout(PING_TIMEOUT, pulse).await {
+            Ok(pulse) => {
+                pulse.map(|(server_now, retained_bytes)| Pulse { server_now, retained_bytes })
+            }
+            Err(_) => {
+                let detail = format!("no answer on the control connection for {PING_TIMEOUT:?}");
+                Err(Failure::new(Kind::SourceSilent, detail))
+            }
+        })
+    }
+
+    /// Writes receipts in one statement. The drafts of one destination become up to two rows:
+    /// what is in the stream, with the unmatched numbers between, and what is in the dead letters.
+    pub async fn record(self: Arc<Self>, drafts: Vec<(Place, ReceiptDraft)>) -> Done {
+        let receipts: Vec<Receipt> =
+            drafts.iter().flat_map(|(place, draft)| receipts(place, draft)).collect();
+        Done::Recorded(self.store.append(&self.client, self.generation, &receipts).await)
+    }
+
+    /// Writes one dead letter.
+    pub async fn bury(self: Arc<Self>, burial: Burial, letter: DeadLetter) -> Done {
+        let written = self.store.bury(&self.client, self.generation, &[letter]).await;
+        Done::Buried(burial, written.map(drop))
+    }
+
+    /// A message counts only if the table has its row, by number and id; what counts is recorded
+    /// before the core hears of it, so that it is final in memory and ledger at once.
+    pub async fn verify(
+        self: Arc<Self>,
+        id: DestinationId,
+        place: Place,
+        resumed: Resumed,
+        candidates: Vec<Found>,
+        floor: u64,
+    ) -> Done {
+        Done::Verified(id, self.verified(place, resumed, candidates, floor).await)
+    }
+
+    async fn verified(
+        &self,
+        place: Place,
+        resumed: Resumed,
+        candidates: Vec<Found>,
+        floor: u64,
+    ) -> Result<Verified, Failure> {
+        let mut seqs = RangeSet::default();
+        let mut events = 0;
+        // Bounded statements: a stream that was never read can hold millions of our messages.
+        for chunk in candidates.chunks(10_000) {
+            let wanted: Vec<(i64, EventId)> =
+                chunk.iter().map(|found| (found.seq, found.id.clone())).collect();
+            for seq in self.store.existing(&self.client, &wanted).await? {
+                if !seqs.contains(seq) {
+                    events += 1;
+                    seqs.insert(seq);
+                }
+            }
+        }
+        let strangers = candidates.iter().filter(|found| !seqs.contains(found.seq)).count();
+        if strangers > 0 {
+            tracing::warn!(
+                destination = place.destination,
+                messages = strangers,
+                "the stream holds messages of this relay whose rows are not in the table \
+                 (deleted, or another history); they are left alone"
+            );
+        }
+        let counted = || candidates.iter().filter(|found| seqs.contains(found.seq));
+        let last = counted().max_by_key(|found| found.stream_seq);
+        let known: Option<Vec<Lsn>> = counted().map(|found| found.commit_lsn).collect();
+        let lsns = known.unwrap_or_default();
+        let last_lsn = lsns.iter().max().copied();
+        if let Some(last) = last {
+            let receipt = Receipt {
+                stream_msg_id: place.message_id(&last.id),
+                destination: place.destination,
+                outcome: ReceiptOutcome::Published,
+                seqs: seqs.iter().collect(),
+                events,
+                unmatched: 0,
+                first_lsn: lsns.iter().min().copied(),
+                last_lsn,
+                stream: place.envelope.stream,
+                stream_created: resumed.created.clone(),
+                stream_seq: last.stream_seq,
+                floor,
+            };
+            self.store.append(&self.client, self.generation, &[receipt]).await?;
+        }
+        Ok(Verified { created: resumed.created, last_seq: resumed.last_seq, seqs, last_lsn })
+    }
+}
+
+fn receipts(place: &Place, draft: &ReceiptDraft) -> Vec<Receipt> {
+    let decided = &draft.decided;
+    let count = |events: u64| i32::try_from(events).unwrap_or(i32::MAX);
+    let last = draft.last.as_ref();
+    let stream_seq = last.map_or(0, |last| last.stream_seq);
+    let stream_msg_id = last.map(|last| place.message_id(&last.id)).unwrap_or_default();
+    let receipt = |outcome, seqs: &RangeSet, events, unmatched| Receipt {
+        destination: place.destination.clone(),
+        outcome,
+        seqs: seqs.iter().collect(),
+        events: count(events),
+        unmatched: count(unmatched),
+        first_lsn: decided.first_lsn,
+        last_lsn: decided.last_lsn,
+        stream: place.envelope.stream.clone(),
+        stream_created: draft.floor.created.clone(),
+        stream_seq,
+        stream_msg_id: stream_msg_id.clone(),
+        floor: draft.floor.seq,
+    };
+    let mut rows = Vec::new();
+    if !decided.dead.is_empty() {
+        rows.push(receipt(ReceiptOutcome::Dead, &decided.dead, decided.dead_events, 0));
+    }
+    if decided.published_events == 0 && decided.unmatched_events > 0 {
+        let unmatched = decided.unmatched_events;
+        rows.push(receipt(ReceiptOutcome::Unmatched, &decided.published, unmatched, 0));
+    } else if !decided.published.is_empty() || rows.is_empty() {
+        let (events, unmatched) = (decided.published_events, decided.unmatched_events);
+        rows.push(receipt(ReceiptOutcome::Published, &decided.published, events, unmatched));
+    }
+    rows
+}
+
+/// The dead letter of an event.
+pub fn letter(
+    destination: String,
+    event: crate::event::Event,
+    fault: Fault,
+    attempts: u32,
+) -> DeadLetter {
+    DeadLetter {
+        destination,
+        event: Arc::new(event),
+        reason: fault.reason,
+        detail: fault.detail,
+        server_code: None,
+        attempts: u64::from(attempts),
+    }
+}
