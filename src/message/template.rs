@@ -157,13 +157,17 @@ impl Template {
         tokens.join(".")
     }
 
-    /// A subject of this template with `word` in every column's place.
+    /// A subject of this template with `word` in every column's place, as its kind or value.
     pub fn sample(&self, word: &str) -> String {
         let mut subject = String::new();
         for part in &self.parts {
             match part {
                 Part::Literal(text) => subject.push_str(text),
-                Part::Column(_) => escape(&mut subject, word.as_bytes(), false),
+                Part::Column(column) => {
+                    let word = word.as_bytes();
+                    let keep_dots = *column == Column::Kind && has_only_full_parts(word);
+                    escape(&mut subject, word, keep_dots);
+                }
             }
         }
         subject

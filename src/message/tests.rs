@@ -230,7 +230,7 @@ fn filters_match_what_templates_render() {
         assert_eq!(template.to_string(), text);
     }
     assert_eq!(Template::default(), Template::parse("events.{kind}").unwrap());
-    assert_eq!(Template::default().sample("a.b"), "events.a%2Eb");
+    assert_eq!(Template::parse("e.{id}.{kind}").unwrap().sample("a.b"), "e.a%2Eb.a.b");
 }
 
 #[test]

@@ -4,12 +4,21 @@
 
 mod ack;
 mod batch;
+mod connect;
+mod facts;
+mod login;
 mod outcome;
 mod per_run;
+mod resume;
+mod session;
+pub mod streams;
+mod task;
 
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+use task::Task;
 
 use crate::config::DestinationConfig;
 use crate::error::Failure;
@@ -35,19 +44,38 @@ pub enum Order {
         /// Where to start.
         floor: Floor,
     },
-    /// Forget everything queued and in flight; none of it is answered any more.
+    /// The answers that came with this fence were taken in: what is shipped from here on is in
+    /// order again.
+    Proceed(Fence),
+    /// Forget everything queued and in flight; none of it is answered any more. What stands is
+    /// announced anew: `Up` with fresh facts, or `Down`.
     Reset,
 }
+
+/// Stands between what was shipped before the core knew of a failure and what it ships since.
+///
+/// In `batch`, a message behind a failed one must not be sent. The publisher stops by itself, but
+/// the core may have shipped more before it hears of it. So everything shipped is `NotSent` from
+/// the failure until the fence comes back with [`Order::Proceed`], or until a Resume succeeds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fence(u64);
 
 /// What a publisher tells the core.
 #[derive(Debug)]
 pub enum Report {
-    /// Connected; nothing is in flight. After an earlier `Up` without `Down`: facts have changed.
+    /// Connected; nothing is in flight, and nothing is sent before a Resume. After an earlier `Up`
+    /// without `Down`: the stream's configuration changed, and everything shipped was answered.
     Up(StreamFacts),
     /// Not connected, or connected and unable to publish; reported once per change.
     Down(Failure),
     /// What became of attempts.
-    Answers(Vec<Answer>),
+    Answers {
+        /// In the order of the attempts, except where single publishes are answered out of order.
+        answers: Vec<Answer>,
+        /// To be given back with [`Order::Proceed`] once the answers are taken in, before anything
+        /// else is shipped.
+        fence: Option<Fence>,
+    },
     /// Answer to [`Order::Resume`], exactly one each.
     Resumed(Result<Resumed, Failure>),
 }
@@ -68,15 +96,14 @@ impl Publisher {
         stop: CancellationToken,
         tasks: &TaskTracker,
     ) -> Publisher {
-        let (orders, receiver) = mpsc::unbounded_channel();
-        tasks.spawn(async move {
-            drop((id, config, envelope, reports, stop, receiver));
-        });
-        Publisher { orders }
+        let (sender, orders) = mpsc::unbounded_channel();
+        let task = Task { id, config, envelope, reports, orders, stop, fences: 0 };
+        tasks.spawn(task.run());
+        Publisher { orders: sender }
     }
 
     /// Hands an order over; never blocks. Without effect when the task has ended.
     pub fn order(&self, order: Order) {
-        drop(self.orders.send(order));
+        self.orders.send(order).unwrap_or_default();
     }
 }

@@ -33,10 +33,8 @@ impl Bench {
 }
 
 fn settled(step: Step) -> Settled {
-    match step {
-        Step::Settled(settled) => settled,
-        step => panic!("{step:?}"),
-    }
+    let Step::Settled(settled) = step else { panic!("{step:?}") };
+    settled
 }
 
 fn rows(answers: &[Answer]) -> Vec<(u64, u64, &'static str)> {

@@ -110,12 +110,12 @@ fn a_refused_first_message_ends_its_batch_unless_the_store_failed() {
 #[test]
 fn only_size_is_a_messages_own_fault() {
     for code in 10000..10300 {
-        match error(code, "whatever").outcome(false) {
-            Outcome::Refused(refusal) => {
-                assert_eq!(refusal.permanent.is_some(), [10054, 10097].contains(&code), "{code}");
-                assert_eq!(refusal.code, code);
-            }
-            outcome => assert_eq!((code, outcome), (10158, Outcome::Unknown(Doubt::InProgress))),
+        let outcome = error(code, "whatever").outcome(false);
+        if let Outcome::Refused(refusal) = outcome {
+            assert_eq!(refusal.permanent.is_some(), [10054, 10097].contains(&code), "{code}");
+            assert_eq!(refusal.code, code);
+        } else {
+            assert_eq!((code, outcome), (10158, Outcome::Unknown(Doubt::InProgress)));
         }
     }
     let large = error(10077, "message too large").outcome(true);

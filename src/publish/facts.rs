@@ -1,0 +1,193 @@
+//! What stream and server say about themselves, and what follows: may we publish there at all, in
+//! which pipeline, and why in no faster one. Pure.
+
+use serde::Deserialize;
+use std::time::Duration;
+
+use super::connect::ServerFacts;
+use crate::config::{DestinationConfig, PipelineChoice};
+use crate::error::{Failure, Kind};
+use crate::relay::outcome::{Pipeline, StreamFacts};
+
+/// First server with fast-ingest batches.
+pub(super) const BATCH_SINCE: (u32, u32) = (2, 14);
+
+/// The answer to STREAM.INFO, as far as it matters here.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct StreamInfo {
+    pub(super) config: StreamConfig,
+    pub(super) created: String,
+    pub(super) state: StreamState,
+}
+
+/// A stream's configuration.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(super) struct StreamConfig {
+    #[serde(default)]
+    pub(super) subjects: Vec<String>,
+    #[serde(default)]
+    pub(super) retention: String,
+    #[serde(default)]
+    pub(super) storage: String,
+    #[serde(default)]
+    pub(super) discard: String,
+    #[serde(default)]
+    pub(super) max_msg_size: i64,
+    #[serde(default)]
+    pub(super) num_replicas: u16,
+    #[serde(default)]
+    pub(super) duplicate_window: i64,
+    #[serde(default)]
+    pub(super) sealed: bool,
+    #[serde(default)]
+    pub(super) no_ack: bool,
+    #[serde(default)]
+    pub(super) allow_batched: bool,
+    #[serde(default)]
+    pub(super) allow_msg_counter: bool,
+    pub(super) mirror: Option<serde_json::Value>,
+    pub(super) subject_transform: Option<serde_json::Value>,
+}
+
+/// How far a stream reaches.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(super) struct StreamState {
+    #[serde(default)]
+    pub(super) first_seq: u64,
+    #[serde(default)]
+    pub(super) last_seq: u64,
+}
+
+/// The facts, or why nothing can be published.
+pub(super) fn facts(
+    info: &StreamInfo,
+    server: &ServerFacts,
+    config: &DestinationConfig,
+) -> Result<StreamFacts, Failure> {
+    check(&info.config, config)?;
+    let (pipeline, why) = choose(&info.config, server, config)?;
+    let nanos = u64::try_from(info.config.duplicate_window).unwrap_or(0);
+    Ok(StreamFacts {
+        stream: config.stream.clone(),
+        created: info.created.clone(),
+        replicas: info.config.num_replicas.max(1),
+        last_seq: info.state.last_seq,
+        first_seq: info.state.first_seq,
+        max_message_bytes: max_message_bytes(&info.config, server),
+        duplicate_window: Duration::from_nanos(nanos),
+        server_version: server.version.clone(),
+        pipeline,
+        why,
+    })
+}
+
+/// The smaller of the server's limit and the stream's.
+pub(super) fn max_message_bytes(stream: &StreamConfig, server: &ServerFacts) -> usize {
+    let of_stream = usize::try_from(stream.max_msg_size).unwrap_or(usize::MAX);
+    server.max_payload.min(of_stream)
+}
+
+fn check(stream: &StreamConfig, config: &DestinationConfig) -> Result<(), Failure> {
+    let name = &config.stream;
+    let unfit = |kind, what: &str| Err(Failure::new(kind, format!("stream `{name}` {what}")));
+    if stream.mirror.is_some() {
+        return unfit(Kind::StreamSubjects, "is a mirror: it takes no messages of its own");
+    }
+    if stream.sealed {
+        return unfit(Kind::StreamBusy, "is sealed");
+    }
+    if stream.no_ack {
+        return unfit(Kind::StreamPipeline, "has no_ack set: nothing tells what it stored");
+    }
+    if stream.allow_msg_counter {
+        return unfit(Kind::StreamPipeline, "is a counter stream: it takes only increments");
+    }
+    if stream.subject_transform.is_some() {
+        let what = "transforms subjects: messages can't be found again under the names they had";
+        return unfit(Kind::StreamSubjects, what);
+    }
+    let filter = config.subject.filter_subject();
+    // A destination that takes only some kinds may point at a stream that has only those subjects.
+    let fits = match config.filter.kinds.is_empty() {
+        true => stream.subjects.iter().any(|pattern| covers(pattern, &filter)),
+        false => stream.subjects.iter().any(|pattern| overlaps(pattern, &filter)),
+    };
+    if !fits {
+        let subjects = stream.subjects.join("`, `");
+        let what = format!("stores `{subjects}`, and not all of `{filter}`");
+        return unfit(Kind::StreamSubjects, &what);
+    }
+    Ok(())
+}
+
+fn choose(
+    stream: &StreamConfig,
+    server: &ServerFacts,
+    config: &DestinationConfig,
+) -> Result<(Pipeline, String), Failure> {
+    let obstacle = if version(&server.version).is_none_or(|version| version < BATCH_SINCE) {
+        let (major, minor) = BATCH_SINCE;
+        let version = &server.version;
+        Some(format!("batches need nats-server {major}.{minor} or newer, this is {version}"))
+    } else if !stream.allow_batched {
+        Some(format!("stream `{}` does not have allow_batched set", config.stream))
+    } else {
+        None
+    };
+    match (config.pipeline, obstacle) {
+        (PipelineChoice::PerRun, _) => {
+            Ok((Pipeline::PerRun, "the configuration asks for it".to_owned()))
+        }
+        (_, None) => {
+            Ok((Pipeline::Batch, format!("the server is {} and takes batches", server.version)))
+        }
+        (PipelineChoice::Auto, Some(obstacle)) => Ok((Pipeline::PerRun, obstacle)),
+        (PipelineChoice::Batch, Some(obstacle)) => {
+            Err(Failure::new(Kind::StreamPipeline, obstacle))
+        }
+    }
+}
+
+/// Major and minor number.
+pub(super) fn version(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.trim_start_matches('v').split('.');
+    let major = parts.next()?.parse().ok()?;
+    Some((major, parts.next()?.parse().ok()?))
+}
+
+/// Does the first pattern match every subject that the second one matches?
+pub(super) fn covers(pattern: &str, narrower: &str) -> bool {
+    let mut narrow = narrower.split('.');
+    for token in pattern.split('.') {
+        match (token, narrow.next()) {
+            (">", Some(_)) => return true,
+            ("*", Some(other)) if other != ">" => {}
+            (token, Some(other)) if token == other => {}
+            _ => return false,
+        }
+    }
+    narrow.next().is_none()
+}
+
+/// Is there a subject that both patterns match?
+fn overlaps(one: &str, other: &str) -> bool {
+    let mut others = other.split('.');
+    for token in one.split('.') {
+        match (token, others.next()) {
+            (_, None) => return false,
+            (">", _) | (_, Some(">")) => return true,
+            (token, Some(other)) if token == other || token == "*" || other == "*" => {}
+            _ => return false,
+        }
+    }
+    others.next().is_none()
+}
+
+/// Does the same configuration still hold? Where the stream ends does not matter for that.
+pub(super) fn same_apart_from_state(one: &StreamFacts, other: &StreamFacts) -> bool {
+    let StreamFacts { last_seq, first_seq, .. } = *one;
+    *one == StreamFacts { last_seq, first_seq, ..other.clone() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,315 @@
+//! Resume: reads which of our messages a stream holds above a floor, from the stream itself.
+//!
+//! The end is the last message under our filter as the leader's MSG.GET knows it, and the reader
+//! goes on until it got there: a consumer's "nothing pending" can be a lagging peer's view. The
+//! reader is an ephemeral consumer, headers only, without acknowledgements; its numbers must come
+//! without a gap, otherwise it starts again behind the last message it saw.
+
+use async_nats::{Message, StatusCode};
+use futures_util::StreamExt as _;
+use serde::Deserialize;
+use serde_json::json;
+use std::time::Duration;
+use tokio::time::timeout;
+
+use super::connect::{AskError, Link};
+use super::facts::StreamInfo;
+use crate::config::DestinationConfig;
+use crate::error::{Failure, Kind};
+use crate::message::{Envelope, parse_identity};
+use crate::relay::outcome::{Floor, Found, Resumed};
+
+/// How often an answer that can't be right is asked for again, and how long between: a deposed
+/// leader notices within some seconds.
+const TRIES: u32 = 10;
+const TRY_AGAIN: Duration = Duration::from_millis(500);
+/// Messages per request to the consumer.
+const PULL: u64 = 1_000;
+/// A request to the consumer ends after this long without a message.
+const PULL_EXPIRES: Duration = Duration::from_secs(2);
+/// Our own patience with one, longer than the server's.
+const PULL_PATIENCE: Duration = Duration::from_secs(5);
+/// The server removes a consumer that nobody asks.
+const CONSUMER_LIFE: Duration = Duration::from_secs(10);
+/// JetStream's "no message found".
+const NO_MESSAGE: u64 = 10037;
+
+/// Reads the stream from the floor to its end.
+pub(super) async fn resume(
+    link: &Link,
+    config: &DestinationConfig,
+    envelope: &Envelope,
+    floor: &Floor,
+) -> Result<Resumed, Failure> {
+    let filter = config.subject.filter_subject();
+    let mut reader = Reader { link, config, envelope, filter, found: Vec::new(), read_to: 0 };
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match reader.read_all(floor).await {
+            Ok((created, last_seq)) => {
+                return Ok(Resumed { created, last_seq, found: reader.found });
+            }
+            Err(Trouble::Final(failure)) => return Err(failure),
+            Err(Trouble::Again(failure)) if tries >= TRIES => return Err(failure),
+            Err(Trouble::Again(_)) => tokio::time::sleep(TRY_AGAIN).await,
+        }
+    }
+}
+
+/// The message id that the leader has at a stream sequence, if there is a message.
+pub(super) async fn message_id_at(
+    link: &Link,
+    stream: &str,
+    seq: u64,
+) -> Result<Option<String>, AskError> {
+    let verb = format!("STREAM.MSG.GET.{stream}");
+    match link.ask::<Got>(&verb, Some(json!({ "seq": seq }))).await {
+        Ok(got) => Ok(got.message.message_id()),
+        Err(AskError::Refused(error)) if error.err_code == NO_MESSAGE => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[derive(Deserialize)]
+struct Got {
+    message: Stored,
+}
+
+#[derive(Deserialize)]
+struct Stored {
+    seq: u64,
+    hdrs: Option<String>,
+}
+
+impl Stored {
+    /// `Nats-Msg-Id` of the stored header block, which comes in base64.
+    fn message_id(&self) -> Option<String> {
+        let block = base64_decode(self.hdrs.as_deref()?)?;
+        let text = String::from_utf8(block).ok()?;
+        let line = text.split("\r\n").find_map(|line| line.strip_prefix("Nats-Msg-Id:"));
+        line.map(|id| id.trim().to_owned())
+    }
+}
+
+enum Trouble {
+    Again(Failure),
+    Final(Failure),
+}
+
+impl From<AskError> for Trouble {
+    fn from(error: AskError) -> Trouble {
+        let again =
+            matches!(&error, AskError::NoResponders | AskError::Silence | AskError::Unreadable(_))
+                || matches!(&error, AskError::Refused(error) if error.code >= 500);
+        let failure = error.into_failure("reading the stream back");
+        if again { Trouble::Again(failure) } else { Trouble::Final(failure) }
+    }
+}
+
+impl From<Failure> for Trouble {
+    fn from(failure: Failure) -> Trouble {
+        Trouble::Final(failure)
+    }
+}
+
+struct Reader<'a> {
+    link: &'a Link,
+    config: &'a DestinationConfig,
+    envelope: &'a Envelope,
+    filter: String,
+    found: Vec<Found>,
+    /// Everything up to here is in `found`.
+    read_to: u64,
+}
+
+impl Reader<'_> {
+    /// The stream's creation time and the sequence up to which everything of ours is known.
+    async fn read_all(&mut self, floor: &Floor) -> Result<(String, u64), Trouble> {
+        // First how far the stream reaches, then the last message of ours: what was stored before
+        // the first question is in the answer to the second.
+        let info: StreamInfo =
+            self.link.ask(&format!("STREAM.INFO.{}", self.config.stream), None).await?;
+        let known = if floor.created == info.created { floor.seq } else { 0 };
+        if info.state.last_seq < known {
+            let detail = format!(
+                "stream `{}` ends at {}, and {known} was acknowledged before",
+                self.config.stream, info.state.last_seq
+            );
+            return Err(Trouble::Again(Failure::new(Kind::StreamShorter, detail)));
+        }
+        self.read_to = self.read_to.max(known);
+        let Some(end) = self.last_of_ours().await? else {
+            return Ok((info.created, info.state.last_seq));
+        };
+        if end > self.read_to {
+            self.read_until(end).await?;
+        }
+        Ok((info.created, info.state.last_seq.max(end)))
+    }
+
+    async fn last_of_ours(&self) -> Result<Option<u64>, Trouble> {
+        let verb = format!("STREAM.MSG.GET.{}", self.config.stream);
+        match self.link.ask::<Got>(&verb, Some(json!({ "last_by_subj": self.filter }))).await {
+            Ok(got) => Ok(Some(got.message.seq)),
+            Err(AskError::Refused(error)) if error.err_code == NO_MESSAGE => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn read_until(&mut self, end: u64) -> Result<(), Trouble> {
+        let name = format!("outboxd-{}", uuid::Uuid::new_v4().simple());
+        let stream = &self.config.stream;
+        let create = json!({
+            "stream_name": stream,
+            "action": "create",
+            "config": {
+                "name": name,
+                "description": format!("outboxd {} reads back what it published", self.config.name),
+                "deliver_policy": "by_start_sequence",
+                "opt_start_seq": self.read_to + 1,
+                "ack_policy": "none",
+                "replay_policy": "instant",
+                "filter_subject": self.filter,
+                "headers_only": true,
+                "mem_storage": true,
+                "num_replicas": 1,
+                "inactive_threshold": nanos(CONSUMER_LIFE),
+            },
+        });
+        self.link
+            .ask::<serde_json::Value>(&format!("CONSUMER.CREATE.{stream}.{name}"), Some(create))
+            .await?;
+        let (inbox, mut answers) = self.link.open_inbox().await?;
+        let next = format!("CONSUMER.MSG.NEXT.{stream}.{name}");
+        let pull = json!({ "batch": PULL, "expires": nanos(PULL_EXPIRES) });
+        let mut consumer_seq = 0;
+        for request in 0_u64.. {
+            self.link.tell(&next, format!("{inbox}.{request}"), &pull).await?;
+            let mut left = PULL;
+            while left > 0 {
+                let message = tokio::select! {
+                    biased;
+                    message = timeout(PULL_PATIENCE, answers.next()) => message,
+                    failure = self.link.ended() => return Err(failure.into()),
+                };
+                let Ok(Some(message)) = message else {
+                    return Err(self.again("the consumer fell silent"));
+                };
+                if let Some(status) = message.status {
+                    self.end_of_request(status, end).await?;
+                    break;
+                }
+                let Some((stream_seq, seq)) = delivery(&message) else {
+                    return Err(self.again("a message without its sequence"));
+                };
+                if seq != consumer_seq + 1 {
+                    return Err(self.again("a message is missing between two"));
+                }
+                consumer_seq = seq;
+                left -= 1;
+                self.take(&message, stream_seq);
+                if self.read_to >= end {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, message: &Message, stream_seq: u64) {
+        self.read_to = stream_seq;
+        let headers = message.headers.as_ref();
+        let found = headers.and_then(|headers| parse_identity(headers, self.envelope, stream_seq));
+        self.found.extend(found);
+    }
+
+    /// A request ended before the message we wait for: that message may have been removed since.
+    async fn end_of_request(&self, status: StatusCode, end: u64) -> Result<(), Trouble> {
+        if status != StatusCode::NOT_FOUND && status != StatusCode::TIMEOUT {
+            return Err(self.again(&format!("the consumer answered with status {status}")));
+        }
+        match self.last_of_ours().await? {
+            Some(last) if last >= end => Ok(()),
+            _ => Err(self.again("the last message went away while it was looked for")),
+        }
+    }
+
+    fn again(&self, what: &str) -> Trouble {
+        let detail =
+            format!("stream `{}` read back from {}: {what}", self.config.stream, self.read_to);
+        Trouble::Again(Failure::new(Kind::StreamBusy, detail))
+    }
+}
+
+/// Stream and consumer sequence of a delivery, from its reply subject: of nine tokens as
+/// `$JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time>.<pending>`, or of
+/// eleven and more with domain and account behind `ACK`.
+fn delivery(message: &Message) -> Option<(u64, u64)> {
+    let reply = message.reply.as_ref()?;
+    let tokens: Vec<&str> = reply.split('.').collect();
+    let at = if tokens.len() == 9 { 5 } else { 7 };
+    Some((tokens.get(at)?.parse().ok()?, tokens.get(at + 1)?.parse().ok()?))
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// RFC 4648's standard alphabet with padding, as Go's JSON writes bytes.
+fn base64_decode(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
+    let (mut bits, mut held) = (0_u32, 0_u32);
+    for byte in text.trim_end_matches('=').bytes() {
+        let value = match byte {
+            b'A'..=b'Z' => byte - b'A',
+            b'a'..=b'z' => byte - b'a' + 26,
+            b'0'..=b'9' => byte - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = bits << 6 | u32::from(value);
+        held += 6;
+        if held >= 8 {
+            held -= 8;
+            bytes.push(u8::try_from(bits >> held & 0xFF).ok()?);
+        }
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_read_from_a_stored_block() {
+        let stored = Stored {
+            seq: 1,
+            hdrs: Some("TkFUUy8xLjANCk5hdHMtTXNnLUlkOiBhLWI6Yw0KWDogeQ0KDQo=".to_owned()),
+        };
+        assert_eq!(stored.message_id().as_deref(), Some("a-b:c"));
+        assert_eq!(Stored { seq: 1, hdrs: None }.message_id(), None);
+        assert_eq!(base64_decode("!"), None);
+        assert_eq!(base64_decode("TWE=").as_deref(), Some(&b"Ma"[..]));
+    }
+
+    #[test]
+    fn sequences_are_read_from_both_forms_of_the_reply_subject() {
+        let message = |reply: &str| Message {
+            subject: "events.a".into(),
+            reply: Some(reply.into()),
+            payload: bytes::Bytes::new(),
+            headers: None,
+            status: None,
+            description: None,
+            length: 0,
+        };
+        let short = message("$JS.ACK.EVENTS.c.1.17.4.1700000000000000000.0");
+        assert_eq!(delivery(&short), Some((17, 4)));
+        let long = message("$JS.ACK.hub.ACC.EVENTS.c.1.17.4.1700000000000000000.0.x");
+        assert_eq!(delivery(&long), Some((17, 4)));
+        assert_eq!(delivery(&message("_INBOX.a")), None);
+    }
+}

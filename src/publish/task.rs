@@ -1,0 +1,170 @@
+//! A destination's task: connect, announce, serve, and again after a failure, for ever. Answers
+//! what it is told while there is no connection.
+
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio_util::sync::CancellationToken;
+
+use super::connect::Link;
+use super::facts::{StreamInfo, facts};
+use super::session::{Ended, Session};
+use super::{Order, Report};
+use crate::config::DestinationConfig;
+use crate::error::{Failure, Kind};
+use crate::message::Envelope;
+use crate::relay::backoff::Backoff;
+use crate::relay::outcome::{Answer, DestinationId, Outcome, StreamFacts};
+
+/// A connection that lived this long, or that stored something, was a clean one.
+const CLEAN_AFTER: Duration = Duration::from_secs(30);
+
+/// What a destination's task owns.
+pub(super) struct Task {
+    pub(super) id: DestinationId,
+    pub(super) config: DestinationConfig,
+    pub(super) envelope: Envelope,
+    pub(super) reports: UnboundedSender<(DestinationId, Report)>,
+    pub(super) orders: UnboundedReceiver<Order>,
+    pub(super) stop: CancellationToken,
+    /// Fences handed out so far.
+    pub(super) fences: u64,
+}
+
+/// The task is to end.
+pub(super) struct Stopped;
+
+impl Task {
+    pub(super) async fn run(mut self) {
+        // Ends with the token or with the handle; either way there is nobody left to tell.
+        let Stopped = self.serve_until_stopped().await;
+    }
+
+    async fn serve_until_stopped(&mut self) -> Stopped {
+        let seed = u64::try_from(uuid::Uuid::new_v4().as_u128() >> 64).unwrap_or(0);
+        let mut backoff = Backoff::new(seed);
+        let mut told: Option<Failure> = None;
+        let mut failure = Failure::new(Kind::BrokerUnreachable, "not connected yet");
+        loop {
+            let config = self.config.clone();
+            let opened = self.unless_stopped(open(&config), &failure).await;
+            let opened = match opened {
+                Ok(opened) => opened,
+                Err(stopped) => return stopped,
+            };
+            failure = match opened {
+                Ok((link, facts)) => {
+                    told = None;
+                    let began = Instant::now();
+                    match self.serve(link, facts).await {
+                        Ok((failure, stored)) => {
+                            if stored || began.elapsed() >= CLEAN_AFTER {
+                                backoff.reset();
+                            }
+                            failure
+                        }
+                        Err(stopped) => return stopped,
+                    }
+                }
+                Err(failure) => failure,
+            };
+            if told.as_ref() != Some(&failure) {
+                self.report(Report::Down(failure.clone()));
+                told = Some(failure.clone());
+            }
+            let wait = tokio::time::sleep(backoff.next_wait());
+            if let Err(stopped) = self.unless_stopped(wait, &failure).await {
+                return stopped;
+            }
+        }
+    }
+
+    /// One connection, from its first `Up` to its end. True when something was stored by it.
+    async fn serve(
+        &mut self,
+        link: Link,
+        mut facts: StreamFacts,
+    ) -> Result<(Failure, bool), Stopped> {
+        let mut stored = false;
+        loop {
+            self.report(Report::Up(facts.clone()));
+            let ended = match link.open_inbox().await {
+                Ok(inbox) => {
+                    let mut session = Session::new(self, &link, inbox, facts);
+                    let ended = session.run().await;
+                    stored |= session.has_stored();
+                    ended
+                }
+                Err(failure) => Ended::Failed(failure),
+            };
+            facts = match ended {
+                Ended::Stopped => {
+                    link.abandon().await;
+                    return Err(Stopped);
+                }
+                Ended::Failed(failure) => {
+                    link.abandon().await;
+                    return Ok((failure, stored));
+                }
+                Ended::Changed(facts) => facts,
+            };
+        }
+    }
+
+    /// Runs `work` and says no to everything that is ordered meanwhile.
+    async fn unless_stopped<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+        failure: &Failure,
+    ) -> Result<T, Stopped> {
+        tokio::pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return Err(Stopped),
+                done = &mut work => return Ok(done),
+                order = self.orders.recv() => match order {
+                    None => return Err(Stopped),
+                    Some(Order::Ship(shipments)) => {
+                        let attempts = shipments.iter().map(|shipment| shipment.attempt);
+                        let answers = attempts.map(|attempt| Answer {
+                            first: attempt,
+                            last: attempt,
+                            outcome: Outcome::NotSent,
+                        });
+                        let answers = answers.collect();
+                        self.report(Report::Answers { answers, fence: None });
+                    }
+                    Some(Order::Resume { .. }) => {
+                        self.report(Report::Resumed(Err(failure.clone())));
+                    }
+                    Some(Order::Reset) => self.report(Report::Down(failure.clone())),
+                    Some(Order::Proceed(_)) => {}
+                },
+            }
+        }
+    }
+
+    /// Without effect when nobody listens any more: then the orders end, too.
+    pub(super) fn report(&self, report: Report) {
+        self.reports.send((self.id, report)).unwrap_or_default();
+    }
+}
+
+async fn open(config: &DestinationConfig) -> Result<(Link, StreamFacts), Failure> {
+    let link = Link::connect(config).await?;
+    let facts = read_facts(&link, config).await?;
+    Ok((link, facts))
+}
+
+/// Asks for the stream's facts.
+pub(super) async fn read_facts(
+    link: &Link,
+    config: &DestinationConfig,
+) -> Result<StreamFacts, Failure> {
+    let verb = format!("STREAM.INFO.{}", config.stream);
+    let info: StreamInfo = link
+        .ask(&verb, None)
+        .await
+        .map_err(|error| error.into_failure(&format!("stream `{}`", config.stream)))?;
+    facts(&info, &link.server_facts(), config)
+}
