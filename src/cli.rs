@@ -54,8 +54,16 @@ pub struct Cli {
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Print the SQL of schema, grants and publication.
+    Schema(commands::schema::Args),
+    /// Make schema, publication and slot; repeat at will.
+    Init(commands::init::Args),
+    /// Drop slot and publication, and on demand the schema.
+    Deinit(commands::deinit::Args),
     /// Stream until SIGTERM or Ctrl-C.
     Run(commands::run::Args),
+    /// Look at every precondition of source and destinations, with remedies.
+    Check(commands::check::Args),
     /// Show the relay's state, as the running relay tells it.
     Status(commands::status::Args),
     /// Show or explain the configuration.

@@ -86,6 +86,9 @@ kinds! {
     /// 42704 on the publication, as of the slot's position in the WAL.
     PublicationMissing "publication-missing" Setup
         "the publication must be older than the slot's position: run `outboxd deinit --slot-only`, then `outboxd init`";
+    /// The publication leaves out rows, columns or INSERT.
+    PublicationShape "publication-shape" Setup
+        "make the publication fit: `outboxd check` lists what differs";
     /// The schema `outbox` is not there.
     SchemaMissing "schema-missing" Setup
         "run `outboxd init`, or apply the SQL of `outboxd schema`";

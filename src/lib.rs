@@ -47,6 +47,7 @@ pub mod config;
 pub mod decode;
 pub mod error;
 pub mod event;
+pub mod finding;
 pub mod logging;
 pub mod lsn;
 pub mod message;

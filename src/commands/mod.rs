@@ -1,8 +1,12 @@
 //! One file per verb of the command line. Here: which verb runs, how it can end, how it speaks.
 
+pub mod check;
 pub mod completions;
 pub mod config;
+pub mod deinit;
+pub mod init;
 pub mod run;
+pub mod schema;
 pub mod status;
 
 use std::io::{self, Write};
@@ -84,6 +88,13 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<(), Stopped> {
     let short = async {
         match cli.command {
             Command::Run(args) => run::run(&args, &places, stop.clone()).await,
+            Command::Schema(args) => {
+                let loaded = places.exist().then(|| places.load()).transpose()?;
+                schema::run(&args, loaded.as_ref().map(|loaded| &loaded.config))
+            }
+            Command::Init(args) => init::run(&args, &places.load()?.config).await,
+            Command::Deinit(args) => deinit::run(&args, &places.load()?.config).await,
+            Command::Check(args) => check::run(&args, &places.load()?.config).await,
             Command::Status(args) => status::run(&args, &places).await,
             Command::Config(command) => config::run(&command, &places),
             Command::Completions(args) => completions::run(&args),

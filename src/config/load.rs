@@ -42,6 +42,11 @@ impl Config {
 }
 
 impl Places {
+    /// Is there anything to read? Some commands do without.
+    pub fn exist(&self) -> bool {
+        self.file.is_some() || Path::new(DEFAULT_FILE).exists() || self.gives_keys()
+    }
+
     /// Reads the file, lays environment and flags over it, and checks everything.
     pub fn load(&self) -> Result<Loaded, Faults> {
         let mut given = All::default();

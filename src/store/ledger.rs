@@ -45,10 +45,10 @@ pub struct Receipt {
     /// Inclusive ranges of decided numbers; empty in a receipt that records a floor alone.
     pub seqs: Vec<(i64, i64)>,
     /// How many of the numbers have `outcome`.
-    pub events: i32,
+    pub events: u64,
     /// How many of the numbers matched no filter (only in a `Published` receipt that lists them so
     /// that its ranges stay contiguous).
-    pub unmatched: i32,
+    pub unmatched: u64,
     /// Lowest commit LSN of the numbers; `None` when the WAL never showed them.
     pub first_lsn: Option<Lsn>,
     /// Highest commit LSN of the numbers.
@@ -137,6 +137,7 @@ impl Store {
             return Ok(());
         }
         let each = |part: fn(&Receipt) -> &str| receipts.iter().map(part).collect::<Vec<&str>>();
+        let count = |events: u64| i32::try_from(events).unwrap_or(i32::MAX);
         let seqs: Vec<String> = receipts.iter().map(|r| multirange(&r.seqs)).collect();
         let lsn = |lsn: Option<Lsn>| lsn.map(|lsn| PgLsn::from(lsn.0));
         let result = client
@@ -148,8 +149,8 @@ impl Store {
                     &each(|r| &r.destination),
                     &each(|r| r.outcome.as_str()),
                     &seqs,
-                    &receipts.iter().map(|r| r.events).collect::<Vec<i32>>(),
-                    &receipts.iter().map(|r| r.unmatched).collect::<Vec<i32>>(),
+                    &receipts.iter().map(|r| count(r.events)).collect::<Vec<i32>>(),
+                    &receipts.iter().map(|r| count(r.unmatched)).collect::<Vec<i32>>(),
                     &receipts.iter().map(|r| lsn(r.first_lsn)).collect::<Vec<_>>(),
                     &receipts.iter().map(|r| lsn(r.last_lsn)).collect::<Vec<_>>(),
                     &each(|r| &r.stream),

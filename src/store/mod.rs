@@ -7,11 +7,14 @@
 
 pub mod dead_letters;
 pub mod events;
+pub mod facts;
 pub mod identity;
 pub mod ledger;
 pub mod lock;
 pub mod publication;
+pub mod rules;
 pub mod schema;
+pub mod shape;
 pub mod slot;
 pub mod sql;
 
@@ -20,6 +23,7 @@ use tokio_postgres::{Client, Statement};
 use crate::config::SourceConfig;
 use crate::error::{Failure, Kind};
 use crate::event::UnixMicros;
+use crate::wal::failure_of;
 
 /// The statements of one session of one relay, prepared once. Dies with its connection.
 #[derive(Debug)]
@@ -100,7 +104,7 @@ const PULSE: &str = "\
 /// Time limits: the session idles between receipts by design. `row_security = off` turns a policy
 /// that would hide rows into an error: a hidden row looks like one that never committed. An empty
 /// search path (pg_catalog is always searched) keeps objects of others out of our statements.
-async fn settle(client: &Client) -> Result<(), Failure> {
+pub async fn settle(client: &Client) -> Result<(), Failure> {
     const SETTLE: &str = "\
         SELECT set_config(name, CASE name \
                    WHEN 'synchronous_commit' THEN 'on' \
@@ -129,22 +133,4 @@ fn failed(doing: &str, error: &tokio_postgres::Error) -> Failure {
 /// A value that the server can't have sent if the schema is ours.
 fn unexpected(what: impl std::fmt::Display) -> Failure {
     Failure::new(Kind::Database, format!("unexpected value from the database: {what}"))
-}
-
-fn failure_of(error: &tokio_postgres::Error) -> Failure {
-    let Some(server) = error.as_db_error() else {
-        return Failure::new(Kind::SourceUnreachable, error.to_string());
-    };
-    let kind = match server.code().code() {
-        "42501" => Kind::Privilege,
-        "25006" => Kind::SourceReadOnly,
-        "57P01" | "57P02" | "57P03" => Kind::SourceShutdown,
-        "3F000" => Kind::SchemaMissing,
-        _ => Kind::Database,
-    };
-    Failure {
-        kind,
-        detail: server.message().to_owned(),
-        sqlstate: Some(server.code().code().to_owned()),
-    }
 }

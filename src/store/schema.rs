@@ -31,7 +31,8 @@ pub enum Payload {
 }
 
 impl Payload {
-    fn type_name(self) -> &'static str {
+    /// As PostgreSQL writes it.
+    pub fn type_name(self) -> &'static str {
         match self {
             Payload::Json => "json",
             Payload::Jsonb => "jsonb",
@@ -51,9 +52,12 @@ pub fn migrations(version: i32, payload: Payload) -> impl Iterator<Item = (i32, 
 
 /// The version of the schema in the database; `None` when there is none.
 pub async fn version(client: &Client) -> Result<Option<i32>, Failure> {
+    // By the catalog: to_regclass() fails for a role without USAGE on the schema.
+    const EXISTS: &str = "SELECT EXISTS (SELECT FROM pg_class c \
+        JOIN pg_namespace n ON n.oid = c.relnamespace \
+        WHERE n.nspname = 'outbox' AND c.relname = 'schema_version')";
     let read = async {
-        let sql = "SELECT to_regclass('outbox.schema_version') IS NOT NULL";
-        if !client.query_one(sql, &[]).await?.try_get::<_, bool>(0)? {
+        if !client.query_one(EXISTS, &[]).await?.try_get::<_, bool>(0)? {
             return Ok(None);
         }
         let sql = "SELECT max(version) FROM outbox.schema_version";
@@ -111,21 +115,84 @@ async fn migrate_locked(client: &Client, payload: Payload) -> Result<Vec<i32>, F
     Ok(applied)
 }
 
-/// What a relay's role needs to run, and nothing more.
+/// Takes the schema away with all that is in it. What does not belong to it stays, and so does the
+/// schema then: the server names it.
+pub const DROP: &str = "\
+DROP FUNCTION IF EXISTS outbox.publish;
+DROP TABLE IF EXISTS outbox.receipt, outbox.dead_letter, outbox.relay, outbox.event, \
+                     outbox.schema_version;
+DROP SCHEMA IF EXISTS outbox;
+";
+
+/// Runs [`DROP`], whole or not at all.
+pub async fn drop(client: &Client) -> Result<(), Failure> {
+    let dropped = client.batch_execute(DROP).await;
+    dropped.map_err(|error| failed("cannot drop schema outbox", &error))
+}
+
+/// Applies grants.
+pub async fn grant(client: &Client, grants: &[String]) -> Result<(), Failure> {
+    let granted = client.batch_execute(&grants.join("\n")).await;
+    granted.map_err(|error| failed("cannot grant", &error))
+}
+
+/// One right that a relay's role needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NeededRight {
+    /// `schema`, `sequence` or `table`.
+    pub kind: &'static str,
+    /// Schema.
+    pub schema: String,
+    /// Relation; `None` for the schema itself.
+    pub name: Option<String>,
+    /// SELECT, …
+    pub right: &'static str,
+}
+
+/// What a relay's role needs to run, and nothing more; printed as grants, looked at by `check`.
+pub fn relay_rights(table: &QualifiedName) -> Vec<NeededRight> {
+    let of = |kind, schema: &str, name: Option<&str>, rights: &[&'static str]| {
+        let right = |right: &&'static str| NeededRight {
+            kind,
+            schema: schema.to_owned(),
+            name: name.map(str::to_owned),
+            right,
+        };
+        rights.iter().map(right).collect::<Vec<_>>()
+    };
+    let mut rights = of("schema", "outbox", None, &["USAGE"]);
+    rights.extend(of("table", "outbox", Some("schema_version"), &["SELECT"]));
+    rights.extend(of("table", "outbox", Some("event"), &["SELECT"]));
+    rights.extend(of("sequence", "outbox", Some("event_seq"), &["SELECT"]));
+    rights.extend(of("table", "outbox", Some("receipt"), &["SELECT", "INSERT"]));
+    for name in ["relay", "dead_letter"] {
+        rights.extend(of("table", "outbox", Some(name), &["SELECT", "INSERT", "UPDATE"]));
+    }
+    if !is_own(table) {
+        rights.extend(of("schema", &table.schema, None, &["USAGE"]));
+        rights.extend(of("table", &table.schema, Some(&table.name), &["SELECT"]));
+    }
+    rights
+}
+
+/// Is it the table that this schema brings?
+pub fn is_own(table: &QualifiedName) -> bool {
+    (table.schema.as_str(), table.name.as_str()) == ("outbox", "event")
+}
+
+/// The grants of [`relay_rights`].
 pub fn relay_grants(role: &str, table: &QualifiedName) -> Vec<String> {
     let role = quote_ident(role);
-    let mut grants = vec![
-        format!("GRANT USAGE ON SCHEMA outbox TO {role};"),
-        format!("GRANT SELECT ON outbox.schema_version, outbox.event TO {role};"),
-        format!("GRANT SELECT ON SEQUENCE outbox.event_seq TO {role};"),
-        format!("GRANT SELECT, INSERT, UPDATE ON outbox.relay, outbox.dead_letter TO {role};"),
-        format!("GRANT SELECT, INSERT ON outbox.receipt TO {role};"),
-    ];
-    if (table.schema.as_str(), table.name.as_str()) != ("outbox", "event") {
-        grants.push(format!("GRANT USAGE ON SCHEMA {} TO {role};", quote_ident(&table.schema)));
-        grants.push(format!("GRANT SELECT ON {} TO {role};", quote_name(table)));
-    }
-    grants
+    let grant = |right: &NeededRight| {
+        let object = match &right.name {
+            None => quote_ident(&right.schema),
+            Some(name) => {
+                quote_name(&QualifiedName { schema: right.schema.clone(), name: name.clone() })
+            }
+        };
+        format!("GRANT {} ON {} {object} TO {role};", right.right, right.kind.to_uppercase())
+    };
+    relay_rights(table).iter().map(grant).collect()
 }
 
 /// What an application's role needs to write events, and nothing more.
@@ -164,7 +231,7 @@ mod tests {
     fn grants_quote_the_role() {
         let table = QualifiedName { schema: "app".into(), name: "Events".into() };
         let grants = relay_grants("my\"role", &table).join("\n");
-        assert!(grants.contains("GRANT SELECT ON \"app\".\"Events\" TO \"my\"\"role\";"));
+        assert!(grants.contains("GRANT SELECT ON TABLE \"app\".\"Events\" TO \"my\"\"role\";"));
         assert!(writer_grants("w").iter().all(|grant| grant.ends_with("TO \"w\";")));
     }
 }

@@ -1,0 +1,116 @@
+//! `outboxd check`: every precondition of source and destinations, each with its remedy. Changes
+//! nothing.
+
+use std::fmt::Write as _;
+
+use super::{Stopped, say};
+use crate::config::Config;
+use crate::error::Failure;
+use crate::finding::{Finding, Severity, worst};
+use crate::store::{facts, rules, settle};
+use crate::wal::connect_control;
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit code 0 when the relay can run (warnings included), 1 when it can't.
+
+Examples:
+  outboxd check
+  outboxd check --json | jq '.findings[] | select(.severity != \"ok\")'")]
+pub struct Args {
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs it.
+pub async fn run(args: &Args, config: &Config) -> Result<(), Stopped> {
+    let findings = source(config).await;
+    say(&if args.json { json(&findings) } else { text(&findings) })?;
+    match worst(&findings) {
+        Severity::Ok | Severity::Warning => Ok(()),
+        Severity::Failure => Err(Stopped::Refused),
+    }
+}
+
+/// The source; a database that can't be asked is a finding too.
+async fn source(config: &Config) -> Vec<Finding> {
+    let look = async {
+        let (control, _) = connect_control(&config.source).await?;
+        settle(&control.client).await?;
+        facts::collect(&control.client, config).await
+    };
+    match look.await {
+        Ok(facts) => {
+            let connected = format!("accepts role {}", facts.server.role);
+            let mut findings = vec![Finding::ok("source.connect", "[source] url", connected)];
+            findings.extend(rules::source(&facts, config));
+            findings
+        }
+        Err(failure) => vec![unreachable("source.connect", "[source] url", &failure)],
+    }
+}
+
+fn unreachable(id: &'static str, object: &str, failure: &Failure) -> Finding {
+    Finding::failure(id, object, failure, failure.kind.remedy())
+}
+
+fn count(findings: &[Finding], severity: Severity) -> usize {
+    findings.iter().filter(|finding| finding.severity == severity).count()
+}
+
+fn json(findings: &[Finding]) -> String {
+    let report = serde_json::json!({
+        "ok": worst(findings) != Severity::Failure,
+        "failures": count(findings, Severity::Failure),
+        "warnings": count(findings, Severity::Warning),
+        "findings": findings,
+    });
+    format!("{report:#}")
+}
+
+fn text(findings: &[Finding]) -> String {
+    let width = findings.iter().map(|finding| finding.id.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for Finding { id, severity, object, found, remedy } in findings {
+        // Writing to a String can't fail. What the server said may hold anything.
+        let line = format!("{:<8} {id:<width$}  {object} {found}", severity.as_str());
+        writeln!(text, "{}", line.replace(char::is_control, " ")).unwrap_or_default();
+        if !remedy.is_empty() {
+            let line = format!("{:<8} {:<width$}  -> {remedy}", "", "");
+            writeln!(text, "{}", line.replace(char::is_control, " ")).unwrap_or_default();
+        }
+    }
+    let (failures, warnings) =
+        (count(findings, Severity::Failure), count(findings, Severity::Warning));
+    write!(text, "{} looked at: {failures} failures, {warnings} warnings", findings.len())
+        .unwrap_or_default();
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_counts_and_names_remedies() {
+        let findings = [
+            Finding::ok("a.one", "thing", "is fine"),
+            Finding::warning("b.other", "thing", "is\nodd", "look at it"),
+            Finding::failure("c", "thing", "is broken", "mend it"),
+        ];
+        insta::assert_snapshot!(text(&findings), @r"
+        ok       a.one    thing is fine
+        warning  b.other  thing is odd
+                          -> look at it
+        failure  c        thing is broken
+                          -> mend it
+        3 looked at: 1 failures, 1 warnings
+        ");
+        let report: serde_json::Value = serde_json::from_str(&json(&findings)).unwrap();
+        assert_eq!(report["ok"], false);
+        assert_eq!(report["findings"][1]["severity"], "warning");
+        assert_eq!(report["findings"][2]["remedy"], "mend it");
+    }
+}

@@ -1,0 +1,105 @@
+//! `outboxd deinit`: takes away what `init` made; data only when it is told so twice.
+
+use super::{Stopped, say};
+use crate::config::Config;
+use crate::store::facts::{self, SourceFacts};
+use crate::store::slot::SlotState;
+use crate::store::{publication, schema, settle, slot};
+use crate::wal::connect_control;
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Drops slot and publication; schema, events and ledger stay. Events that are committed while there
+is no slot are not streamed later.
+
+Examples:
+  outboxd deinit --dry-run
+  outboxd deinit --slot-only              the slot is lost: drop it, then `outboxd init`
+  outboxd deinit --schema --yes           drop events, ledger and dead letters too")]
+pub struct Args {
+    /// Say what would be done and do nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+
+    /// Drop the slot and keep the publication.
+    #[arg(long, conflicts_with = "schema")]
+    pub slot_only: bool,
+
+    /// Drop the schema `outbox` too: events, ledger and dead letters of every relay.
+    #[arg(long)]
+    pub schema: bool,
+
+    /// Really drop the schema.
+    #[arg(long, requires = "schema")]
+    pub yes: bool,
+}
+
+/// Runs it.
+pub async fn run(args: &Args, config: &Config) -> Result<(), Stopped> {
+    let (control, _) = connect_control(&config.source).await?;
+    let client = &control.client;
+    settle(client).await?;
+    let facts = facts::collect(client, config).await?;
+    if let Some(why) = obstacle(args, config, &facts) {
+        say(&format!("{:<11}{why}", "refused"))?;
+        return Err(Stopped::Refused);
+    }
+    let source = &config.source;
+    let object = format!("slot {}", source.slot);
+    if facts.slot == SlotState::Missing {
+        absent(&object)?;
+    } else if begin(args, &object)? {
+        slot::drop(client, &source.slot).await?;
+    }
+    if args.slot_only {
+        return Ok(());
+    }
+    let object = format!("publication {}", source.publication);
+    if facts.publication.is_none() {
+        absent(&object)?;
+    } else if begin(args, &object)? {
+        publication::drop(client, &source.publication).await?;
+    }
+    if args.schema {
+        let object = "schema outbox";
+        if facts.schema == Ok(None) {
+            absent(object)?;
+        } else if begin(args, object)? {
+            schema::drop(client).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Looked for before anything is dropped.
+fn obstacle(args: &Args, config: &Config, facts: &SourceFacts) -> Option<String> {
+    let slot = &config.source.slot;
+    if let Some(holder) = &facts.holder {
+        let relay = &config.relay.name;
+        return Some(format!("relay {relay} runs (backend {}): stop it first", holder.pid));
+    }
+    let active_pid = match &facts.slot {
+        SlotState::Foreign { why } => return Some(format!("slot {slot} is {why}, none of ours")),
+        SlotState::Ok(slot) => slot.active_pid,
+        SlotState::Creating { active_pid } => *active_pid,
+        SlotState::Missing | SlotState::Lost { .. } => None,
+    };
+    if let Some(pid) = active_pid {
+        return Some(format!("backend {pid} uses slot {slot}: end it first"));
+    }
+    (args.schema && !args.yes && !args.dry_run).then(|| {
+        "--schema drops events, ledger and dead letters of every relay: add --yes".to_owned()
+    })
+}
+
+fn begin(args: &Args, object: &str) -> Result<bool, Stopped> {
+    let mark = if args.dry_run { "would drop" } else { "drop" };
+    say(&format!("{mark:<11}{object}"))?;
+    Ok(!args.dry_run)
+}
+
+fn absent(object: &str) -> Result<(), Stopped> {
+    say(&format!("{:<11}{object}", "absent"))?;
+    Ok(())
+}

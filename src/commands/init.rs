@@ -1,0 +1,238 @@
+//! `outboxd init`: makes what is missing, adopts what fits, refuses what doesn't. Looks first: a
+//! refusal leaves the database as it was.
+
+use tokio_postgres::Client;
+
+use super::{Stopped, say};
+use crate::config::Config;
+use crate::error::{Failure, Kind};
+use crate::finding::Finding;
+use crate::store::facts::{self, SourceFacts};
+use crate::store::schema::Payload;
+use crate::store::slot::SlotState;
+use crate::store::{identity, publication, rules, schema, settle, slot};
+use crate::wal::{Identity, connect_control};
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Makes schema, grants, publication, slot and the relay's row, in this order, and may be run again at
+any time. Needs the right to create a schema and a publication, and REPLICATION.
+
+Examples:
+  outboxd init --dry-run
+  outboxd init --role outboxd --writer app --create-streams")]
+pub struct Args {
+    /// Say what would be done and do nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+
+    /// Create streams that are missing, as [destination.NAME.create] says.
+    #[arg(long)]
+    pub create_streams: bool,
+
+    /// Type of the payload column [default: json].
+    #[arg(long, value_enum)]
+    pub payload: Option<Payload>,
+
+    /// Role that runs the relay: grant it what it needs.
+    #[arg(long, value_name = "ROLE")]
+    pub role: Option<String>,
+
+    /// Role that writes events: grant it what it needs; may be repeated.
+    #[arg(long, value_name = "ROLE")]
+    pub writer: Vec<String>,
+
+    /// Make the slot without copies on standbys (PostgreSQL 17 and newer make them).
+    #[arg(long)]
+    pub no_failover: bool,
+}
+
+/// Runs it.
+pub async fn run(args: &Args, config: &Config) -> Result<(), Stopped> {
+    let (control, server) = connect_control(&config.source).await?;
+    let client = &control.client;
+    settle(client).await?;
+    let facts = facts::collect(client, config).await?;
+    refuse_misfits(args, config, &facts)?;
+    let steps = Steps { args, config, client };
+    steps.schema(&facts).await?;
+    steps.grants().await?;
+    steps.publication(&facts).await?;
+    steps.slot(&facts).await?;
+    steps.relay(&facts, &server).await?;
+    Ok(())
+}
+
+/// Everything that is there must fit: what differs is named, and nothing is changed.
+fn refuse_misfits(args: &Args, config: &Config, facts: &SourceFacts) -> Result<(), Failure> {
+    let source = &config.source;
+    let needs_slot = facts.slot == SlotState::Missing;
+    for finding in rules::server(&facts.server, needs_slot) {
+        // An existing slot needs no right of ours; the relay's role may be another.
+        if needs_slot || finding.id != "source.replication-right" {
+            rules::refuse(kind_of(finding.id), &[finding])?;
+        }
+    }
+    match &facts.schema {
+        Err(failure) => return Err(failure.clone()),
+        Ok(Some(found)) if *found > schema::VERSION => {
+            let detail = format!(
+                "schema outbox has version {found}, this program knows versions up to {}",
+                schema::VERSION
+            );
+            return Err(Failure::new(Kind::SchemaVersion, detail));
+        }
+        Ok(_) => {}
+    }
+    if facts.table.is_some() || !schema::is_own(&source.table) || facts.schema != Ok(None) {
+        let findings: Vec<Finding> = rules::table(facts.table.as_ref(), source)
+            .into_iter()
+            .filter(|finding| finding.id != "source.row-security")
+            .collect();
+        rules::refuse(Kind::TableShape, &findings)?;
+    }
+    refuse_other_payload(args, config, facts)?;
+    if let Some(found) = &facts.publication {
+        let findings = rules::publication(Some(found), source);
+        rules::refuse(Kind::PublicationShape, &findings)?;
+    }
+    let finding = rules::slot(&facts.slot, source);
+    match &facts.slot {
+        SlotState::Missing => {}
+        SlotState::Lost { .. } => rules::refuse(Kind::SlotLost, &[finding])?,
+        SlotState::Foreign { .. } => rules::refuse(Kind::SlotForeign, &[finding])?,
+        SlotState::Creating { .. } => rules::refuse(Kind::SlotHeld, &[finding])?,
+        SlotState::Ok(_) if facts.publication.is_none() => {
+            let detail = format!(
+                "slot {} exists and publication {} does not",
+                source.slot, source.publication
+            );
+            return Err(Failure::new(Kind::PublicationMissing, detail));
+        }
+        SlotState::Ok(_) => {}
+    }
+    facts.relay.clone().map(drop)
+}
+
+fn kind_of(id: &str) -> Kind {
+    match id {
+        "source.wal-level" => Kind::WalLevel,
+        "source.primary" => Kind::SourceReadOnly,
+        "source.replication-right" => Kind::Privilege,
+        "source.free-slot" => Kind::SourceFull,
+        _ => Kind::Database,
+    }
+}
+
+fn refuse_other_payload(args: &Args, config: &Config, facts: &SourceFacts) -> Result<(), Failure> {
+    let (Some(payload), Some(table)) = (args.payload, &facts.table) else { return Ok(()) };
+    let name = &config.source.columns.payload;
+    let found = table.columns.iter().find(|column| column.name == *name);
+    match found {
+        Some(column) if column.type_name != payload.type_name() => {
+            let detail =
+                format!("column {name} has type {}, not {}", column.type_name, payload.type_name());
+            Err(Failure::new(Kind::TableShape, detail))
+        }
+        _ => Ok(()),
+    }
+}
+
+struct Steps<'a> {
+    args: &'a Args,
+    config: &'a Config,
+    client: &'a Client,
+}
+
+impl Steps<'_> {
+    /// Says what is about to be done; true when it is to be done.
+    fn begin(&self, object: &str, what: &str) -> Result<bool, Stopped> {
+        let mark = if self.args.dry_run { "would make" } else { "make" };
+        say(&format!("{mark:<11}{object}{what}"))?;
+        Ok(!self.args.dry_run)
+    }
+
+    fn kept(object: &str, what: &str) -> Result<(), Stopped> {
+        say(&format!("{:<11}{object}{what}", "keep"))?;
+        Ok(())
+    }
+
+    async fn schema(&self, facts: &SourceFacts) -> Result<(), Stopped> {
+        let found = facts.schema.clone()?.unwrap_or(0);
+        if found == schema::VERSION {
+            return Self::kept("schema outbox", &format!(", version {found}"));
+        }
+        let from = if found > 0 { format!(" from version {found}") } else { String::new() };
+        let what = format!(", version {}{from}", schema::VERSION);
+        if self.begin("schema outbox", &what)? {
+            schema::migrate(self.client, self.args.payload.unwrap_or_default()).await?;
+        }
+        Ok(())
+    }
+
+    async fn grants(&self) -> Result<(), Stopped> {
+        if let Some(role) = &self.args.role {
+            if self.begin(&format!("grants for role {role}"), ", the relay's")? {
+                let grants = schema::relay_grants(role, &self.config.source.table);
+                schema::grant(self.client, &grants).await?;
+            }
+            let note = match facts::may_replicate(self.client, role).await? {
+                Some(true) => None,
+                Some(false) => {
+                    Some(format!("may not use replication: ALTER ROLE {role} REPLICATION"))
+                }
+                None => Some("does not exist".to_owned()),
+            };
+            if let Some(note) = note {
+                say(&format!("{:<11}role {role} {note}", "note"))?;
+            }
+        }
+        for role in &self.args.writer {
+            if self.begin(&format!("grants for role {role}"), ", a writer's")? {
+                schema::grant(self.client, &schema::writer_grants(role)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn publication(&self, facts: &SourceFacts) -> Result<(), Stopped> {
+        let source = &self.config.source;
+        let object = format!("publication {}", source.publication);
+        if facts.publication.is_some() {
+            return Self::kept(&object, "");
+        }
+        let what = format!(" of {}.{}", source.table.schema, source.table.name);
+        if self.begin(&object, &what)? {
+            publication::create(self.client, &source.publication, &source.table).await?;
+        }
+        Ok(())
+    }
+
+    async fn slot(&self, facts: &SourceFacts) -> Result<(), Stopped> {
+        let name = &self.config.source.slot;
+        let object = format!("slot {name}");
+        if let SlotState::Ok(slot) = &facts.slot {
+            return Self::kept(&object, &format!(" at {}", slot.confirmed_flush));
+        }
+        if self.begin(&object, ", when the transactions that are open now have ended")? {
+            let lsn = slot::create(self.client, name, !self.args.no_failover).await?;
+            say(&format!("{:<11}{object} streams from {lsn}", ""))?;
+        }
+        Ok(())
+    }
+
+    async fn relay(&self, facts: &SourceFacts, server: &Identity) -> Result<(), Stopped> {
+        let name = &self.config.relay.name;
+        let object = format!("relay {name}");
+        if let Some(row) = facts.relay.clone()? {
+            return Self::kept(&object, &format!(", generation {}", row.generation));
+        }
+        if self.begin(&object, &format!(" of cluster {}", server.system_identifier))? {
+            let table = &self.config.source.table;
+            let (system, timeline) = (&server.system_identifier, server.timeline);
+            identity::read_or_create(self.client, name, table, system, timeline).await?;
+        }
+        Ok(())
+    }
+}
