@@ -44,21 +44,10 @@ pub enum Order {
         /// Where to start.
         floor: Floor,
     },
-    /// The answers that came with this fence were taken in: what is shipped from here on is in
-    /// order again.
-    Proceed(Fence),
     /// Forget everything queued and in flight; none of it is answered any more. What stands is
     /// announced anew: `Up` with fresh facts, or `Down`.
     Reset,
 }
-
-/// Stands between what was shipped before the core knew of a failure and what it ships since.
-///
-/// In `batch`, a message behind a failed one must not be sent. The publisher stops by itself, but
-/// the core may have shipped more before it hears of it. So everything shipped is `NotSent` from
-/// the failure until the fence comes back with [`Order::Proceed`], or until a Resume succeeds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fence(u64);
 
 /// What a publisher tells the core.
 #[derive(Debug)]
@@ -68,14 +57,10 @@ pub enum Report {
     Up(StreamFacts),
     /// Not connected, or connected and unable to publish; reported once per change.
     Down(Failure),
-    /// What became of attempts.
-    Answers {
-        /// In the order of the attempts, except where single publishes are answered out of order.
-        answers: Vec<Answer>,
-        /// To be given back with [`Order::Proceed`] once the answers are taken in, before anything
-        /// else is shipped.
-        fence: Option<Fence>,
-    },
+    /// What became of attempts, in their order, except where single publishes are answered out of
+    /// order. After an unknown outcome, and in `batch` after a refusal, everything shipped is
+    /// `NotSent` until a Resume succeeds: the core may have shipped more before it hears of it.
+    Answers(Vec<Answer>),
     /// Answer to [`Order::Resume`], exactly one each.
     Resumed(Result<Resumed, Failure>),
 }
@@ -97,7 +82,7 @@ impl Publisher {
         tasks: &TaskTracker,
     ) -> Publisher {
         let (sender, orders) = mpsc::unbounded_channel();
-        let task = Task { id, config, envelope, reports, orders, stop, fences: 0 };
+        let task = Task { id, config, envelope, reports, orders, stop };
         tasks.spawn(task.run());
         Publisher { orders: sender }
     }

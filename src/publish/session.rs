@@ -1,10 +1,9 @@
 //! One connection at work: sends what is queued as the pipeline allows, turns answers into
 //! outcomes, and stops behind the first that is not a plain success.
 //!
-//! **Fence.** When a batch does not end well, the messages behind it must not be sent, and neither
-//! must those that the core ships before it has heard of it. So the session halts and hands out a
-//! fence with the bad answers; whatever comes before the core gives that fence back, or orders a
-//! Resume, is answered `NotSent`.
+//! **Halt.** When a batch does not end well, the messages behind it must not be sent, and neither
+//! must those that the core ships before it has heard of it. So the session halts: whatever comes
+//! before a Resume succeeds is answered `NotSent`.
 
 use async_nats::message::OutboundMessage;
 use async_nats::{Message, Subscriber};
@@ -21,7 +20,7 @@ use super::outcome::End;
 use super::per_run::InFlight;
 use super::resume::{message_id_at, resume};
 use super::task::{Task, read_facts};
-use super::{Fence, Order, Report, Shipment};
+use super::{Order, Report, Shipment};
 use crate::error::{Failure, Kind};
 use crate::event::Reason;
 use crate::relay::outcome::{Answer, Attempt, Floor, Outcome, Pipeline, Refusal, StreamFacts};
@@ -61,7 +60,6 @@ pub(super) struct Session<'a> {
     /// Nothing is sent. At the start, until the first Resume: the queue of orders may hold what
     /// was meant for an earlier connection.
     halted: bool,
-    fence: Option<Fence>,
     resume: Option<Floor>,
     reset: bool,
     silences: u32,
@@ -95,7 +93,6 @@ impl<'a> Session<'a> {
             queue: VecDeque::new(),
             answers: Vec::new(),
             halted: true,
-            fence: None,
             resume: None,
             reset: false,
             silences: 0,
@@ -169,17 +166,10 @@ impl<'a> Session<'a> {
             }
             Order::Ship(shipments) => self.queue.extend(shipments),
             Order::Resume { floor } => self.resume = Some(floor),
-            Order::Proceed(fence) => {
-                if self.fence == Some(fence) {
-                    self.fence = None;
-                    self.halted = false;
-                }
-            }
             Order::Reset => {
                 self.queue.clear();
                 self.answers.clear();
                 self.resume = None;
-                self.fence = None;
                 self.halted = true;
                 self.reset = true;
                 match &mut self.pipe {
@@ -206,7 +196,6 @@ impl<'a> Session<'a> {
         let ended = match &result {
             Ok(_) => {
                 self.halted = false;
-                self.fence = None;
                 None
             }
             Err(_) => self.link.broken(),
@@ -325,15 +314,12 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Nothing more is sent until the core knows.
+    /// Nothing more is sent until a Resume tells that the core knows.
     fn halt(&mut self) {
         self.halted = true;
-        self.task.fences += 1;
-        self.fence = Some(Fence(self.task.fences));
         let queued: Vec<_> = self.queue.drain(..).map(|shipment| shipment.attempt).collect();
         self.not_sent(queued);
-        let answers = std::mem::take(&mut self.answers);
-        self.task.report(Report::Answers { answers, fence: self.fence });
+        self.flush_answers();
     }
 
     fn not_sent(&mut self, attempts: impl IntoIterator<Item = Attempt>) {
@@ -347,7 +333,7 @@ impl<'a> Session<'a> {
     fn flush_answers(&mut self) {
         if !self.answers.is_empty() {
             let answers = std::mem::take(&mut self.answers);
-            self.task.report(Report::Answers { answers, fence: None });
+            self.task.report(Report::Answers(answers));
         }
     }
 

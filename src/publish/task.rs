@@ -26,8 +26,6 @@ pub(super) struct Task {
     pub(super) reports: UnboundedSender<(DestinationId, Report)>,
     pub(super) orders: UnboundedReceiver<Order>,
     pub(super) stop: CancellationToken,
-    /// Fences handed out so far.
-    pub(super) fences: u64,
 }
 
 /// The task is to end.
@@ -132,13 +130,12 @@ impl Task {
                             outcome: Outcome::NotSent,
                         });
                         let answers = answers.collect();
-                        self.report(Report::Answers { answers, fence: None });
+                        self.report(Report::Answers(answers));
                     }
                     Some(Order::Resume { .. }) => {
                         self.report(Report::Resumed(Err(failure.clone())));
                     }
                     Some(Order::Reset) => self.report(Report::Down(failure.clone())),
-                    Some(Order::Proceed(_)) => {}
                 },
             }
         }

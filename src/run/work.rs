@@ -166,7 +166,6 @@ impl Ledger {
 
 fn receipts(place: &Place, draft: &ReceiptDraft) -> Vec<Receipt> {
     let decided = &draft.decided;
-    let count = |events: u64| i32::try_from(events).unwrap_or(i32::MAX);
     let last = draft.last.as_ref();
     let stream_seq = last.map_or(0, |last| last.stream_seq);
     let stream_msg_id = last.map(|last| place.message_id(&last.id)).unwrap_or_default();
@@ -174,8 +173,8 @@ fn receipts(place: &Place, draft: &ReceiptDraft) -> Vec<Receipt> {
         destination: place.destination.clone(),
         outcome,
         seqs: seqs.iter().collect(),
-        events: count(events),
-        unmatched: count(unmatched),
+        events,
+        unmatched,
         first_lsn: decided.first_lsn,
         last_lsn: decided.last_lsn,
         stream: place.envelope.stream.clone(),
