@@ -9,8 +9,8 @@ use super::keys::{self, Section};
 
 const PREFIX: &str = "OUTBOXD_";
 
-/// Variables that are not keys.
-const OTHERS: &[&str] = &["OUTBOXD_CONFIG"];
+/// Variables that are not keys; the last two name the servers of `outboxd demo` and the tests.
+const OTHERS: &[&str] = &["OUTBOXD_CONFIG", "OUTBOXD_PG_BIN", "OUTBOXD_NATS_SERVER"];
 
 /// Takes every `OUTBOXD_<SECTION>__<KEY>`; any other variable with the prefix is a fault.
 pub(super) fn environment(variables: &[(OsString, OsString)], all: &mut All) {

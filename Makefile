@@ -1,0 +1,41 @@
+# The same commands that CI runs. `make` alone lists them.
+
+.DEFAULT_GOAL := help
+.PHONY: help fetch build demo test drill matrix check clean-dev
+
+PYTHON ?= python3
+# make demo ARGS="--events 100000 --rate 5000 --runs 50 --keep"
+ARGS ?=
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+fetch: ## PostgreSQL 18 and nats-server 2.15 into .dev/, once
+	@$(PYTHON) scripts/fetch.py
+
+build: ## target/release/outboxd
+	cargo build --locked --release
+
+demo: fetch ## watch committed rows arrive in JetStream (ARGS="--events N --rate R --runs K --keep")
+	@cargo run --locked --release --quiet -- demo $(ARGS)
+
+test: fetch ## all tests, live ones on real servers included
+	cargo test --locked
+
+drill: fetch ## the live tests with 100,000 events, kills and pauses
+	OUTBOXD_TEST_EVENTS=100000 cargo test --locked --release --test 'live_*' -- --test-threads 1 --nocapture
+
+matrix: ## the live tests on PostgreSQL 14 and 18, nats-server 2.10 and 2.15
+	@$(PYTHON) scripts/fetch.py --matrix
+	@$(PYTHON) scripts/matrix.py
+
+check: ## format, lints, documentation, dependencies
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
+	@# Two TLS providers in one binary make a client panic at its first connection.
+	@if cargo tree --locked --target all -i aws-lc-sys 2>/dev/null | grep .; then \
+	    echo "aws-lc-sys must not be in the tree: ring is the one TLS provider" >&2; exit 1; fi
+
+clean-dev: ## removes the fetched servers
+	rm -rf .dev

