@@ -30,7 +30,7 @@ Exit codes:
   1    failed, a check failed, or refused: the last lines say what and what to do next
   2    wrong usage
   78   configuration invalid: every fault was printed, nothing was opened
-  130  ended at once by a second Ctrl-C (143: by a second SIGTERM)";
+  130  ended by Ctrl-C before it was done; 143: by a second SIGTERM";
 
 /// The command line.
 #[derive(Debug, Parser)]

@@ -83,6 +83,33 @@ mod tests {
     }
 
     #[test]
+    fn a_json_line_stays_a_line() {
+        #[derive(Clone, Default)]
+        struct Lines(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+        impl Write for Lines {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.lock().unwrap().write(bytes)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let lines = Lines::default();
+        let sink = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .json()
+            .flatten_event(true)
+            .with_writer(move || sink.clone())
+            .finish();
+        let hostile = "a\r\n{\"level\":\"ERROR\"}\u{1b}[2J\0";
+        tracing::subscriber::with_default(subscriber, || tracing::warn!(hostile, "{hostile}"));
+        let written = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(written.lines().count(), 1, "{written}");
+        let line: serde_json::Value = serde_json::from_str(&written).unwrap();
+        assert_eq!((&line["hostile"], &line["message"]), (&hostile.into(), &hostile.into()));
+    }
+
+    #[test]
     fn levels_are_checked() {
         assert!(filter("info,outboxd::publish=debug").is_ok());
         assert!(filter("loud=noise=x").is_err());

@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-const CONFIG: &str = "[relay]\nname = \"orders\"\n[source]\nurl = \"postgres://db/app\"\n\
+const CONFIG: &str = "[relay]\nname = \"orders\"\n[source]\nurl = \"postgres://me@db/app\"\n\
     [destination.events]\nservers = [\"nats://a\"]\nstream = \"EVENTS\"\n\
     [destination.extra]\nservers = [\"nats://a\"]\nstream = \"EXTRA\"\nrequired = false\n\
     [health]\nmax_lag = \"30s\"\n";

@@ -155,7 +155,11 @@ fn show(report: &Report) -> String {
 }
 
 fn destination(one: &DestinationReport) -> String {
-    let state = if one.up { one.procedure.as_str() } else { "DOWN" };
+    let state = match one.procedure.as_str() {
+        _ if !one.up => "DOWN",
+        "" => "up",
+        procedure => procedure,
+    };
     let optional = if one.required { "" } else { " (optional)" };
     let stream = one.stream.as_ref().map_or(String::new(), |stream| {
         format!(

@@ -41,12 +41,14 @@ pub(super) fn environment(variables: &[(OsString, OsString)], all: &mut All) {
     }
 }
 
-/// Kubernetes sets variables for every service of a namespace; one called `outboxd` gives these.
+/// Starts of names that others set: Kubernetes does so for every service of a namespace, and one may
+/// be called `outboxd`; the last ones are of our own tests, which start the program.
+const FOREIGN: &[&str] = &["OUTBOXD_PORT_", "OUTBOXD_SERVICE_", "OUTBOXD_TEST_", "OUTBOXD_SIM_"];
+
 fn foreign(name: &str) -> bool {
     OTHERS.contains(&name)
         || name == "OUTBOXD_PORT"
-        || name.starts_with("OUTBOXD_PORT_")
-        || name.starts_with("OUTBOXD_SERVICE_")
+        || FOREIGN.iter().any(|start| name.starts_with(start))
 }
 
 /// The variable that was probably meant.

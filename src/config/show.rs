@@ -88,6 +88,10 @@ pub(super) fn without_secrets(dsn: &str) -> String {
 }
 
 fn url(scheme: &str, rest: &str) -> String {
+    // Is the ? a part of a password, or the @ of a parameter? Rather show nothing than guess.
+    if rest.split_once('?').is_some_and(|(_, parameters)| parameters.contains('@')) {
+        return format!("{scheme}://{REDACTED}");
+    }
     let (place, parameters) = rest.split_once('?').unwrap_or((rest, ""));
     // A password may hold an unescaped @ or /: everything from the first colon to the last @ goes.
     let (login, place) = place.rsplit_once('@').map_or((None, place), |(l, p)| (Some(l), p));
@@ -164,6 +168,8 @@ mod tests {
             ),
             ("host = db password = s3cret", "host=db password=REDACTED"),
             ("password='s3cret", "REDACTED"),
+            ("postgres://me:s3cret?x@db/app", "postgres://REDACTED"),
+            ("postgres://db/app?password=s3cret@x", "postgres://REDACTED"),
             ("s3cret", "REDACTED"),
         ] {
             assert_eq!(without_secrets(dsn), shown);

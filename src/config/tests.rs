@@ -161,6 +161,8 @@ fn flag_over_environment_over_file() {
         ("OUTBOXD_DESTINATION__AUDIT__REQUIRED", "false"),
         ("OUTBOXD_LOG__LEVEL", "debug"),
         ("OUTBOXD_CONFIG", "elsewhere"),
+        ("OUTBOXD_PG_BIN", "/usr/lib/postgresql/18/bin"),
+        ("OUTBOXD_TEST_EVENTS", "1000"),
         ("OUTBOXD_SERVICE_HOST", "10.0.0.1"),
         ("OUTBOXD_PORT_7790_TCP", "tcp://10.0.0.1:7790"),
         ("HOME", "/root"),
@@ -228,6 +230,7 @@ fn no_secret_is_printed() {
         ("source.url", "postgres://me:hunter2@db:port:x/app"),
         ("source.url", "host=db password='hunter2"),
         ("source.url", "mysql://me:hunter2@db/app"),
+        ("source.url", "postgres://me:hunter2@db/app?sslmode=hunter2"),
         ("source.urll", "postgres://me:hunter2@db/app"),
         ("destination.events.servers", "nats://me:hunter2@db"),
     ] {
