@@ -212,6 +212,45 @@ async fn metrics_have_their_names_and_values() {
 }
 
 #[tokio::test]
+async fn every_metric_is_documented_and_every_documented_one_is_there() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/monitoring.md");
+    let (start, end) = ("<!-- metrics: begin -->\n", "<!-- metrics: end -->");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let (head, rest) = page.split_once(start).unwrap();
+    let (written, tail) = rest.split_once(end).unwrap();
+    let right = format!("\n{}\n", admin::metrics::markdown());
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, format!("{head}{start}{right}{end}{tail}")).unwrap();
+    } else {
+        assert!(written == right, "run `UPDATE_DOCS=1 cargo test --test admin` and commit it");
+    }
+    let text = streaming().await.get("/metrics").await.1;
+    let mut shown: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
+    let mut named: Vec<String> = right
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once("` | "))
+        .map(|(name, rest)| format!("{name} {}", rest.split_once(' ').unwrap().0))
+        .collect();
+    shown.sort_unstable();
+    named.sort_unstable();
+    assert_eq!(shown, named);
+}
+
+#[tokio::test]
+async fn a_takeover_does_not_owe_the_time_of_the_standby() {
+    let admin = Admin::start().await;
+    admin.status.phase(Phase::Standby);
+    let started = std::time::Instant::now();
+    while started.elapsed() < Duration::from_millis(50) {
+        assert_eq!(admin.get("/readyz").await.0, 200);
+    }
+    admin.status.phase(Phase::Starting);
+    let (_, status) = admin.json("/api/status").await;
+    let seconds = |name: &str| status[name].as_f64().unwrap();
+    assert!(seconds("lag_seconds") + 0.05 < seconds("uptime_seconds"), "{status}");
+}
+
+#[tokio::test]
 async fn the_console_needs_nothing_from_elsewhere() {
     let admin = streaming().await;
     let (code, page) = admin.get("/").await;

@@ -13,25 +13,45 @@ use crate::relay::outcome::Doubt;
 
 const META: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
-/// Name and help text of every counter and gauge.
-const HELP: &[(&str, &str)] = &[
-    (EVENTS, "Events by stage: read, sent, acked, recorded"),
-    (DEAD_LETTERS, "Events written to outbox.dead_letter"),
-    (DUPLICATES, "Acks that said the stream had the message already"),
-    (UNKNOWN, "Publish outcomes that only the stream could tell"),
-    (RESUMED, "Undecided events that were found in the stream"),
-    (FAILURES, "Failures by kind"),
-    (OLDEST, "Age of the oldest undecided event, or silence of the database; NaN on a standby"),
-    (UNDECIDED_EVENTS, "Events read and not decided"),
-    (UNDECIDED_BYTES, "Bytes of the memory budget in use"),
-    (IN_FLIGHT, "Events sent and not answered"),
-    (RETRYING, "Runs that wait for a retry or a dead letter"),
-    (UP, "1 when the destination is connected and able to publish"),
-    (SLOT_RETAINED, "WAL that the slot holds back; NaN when the server was not asked lately"),
-    (SLOT_ACTIVE, "1 while this process reads from the slot"),
-    (READY, "1 when /readyz says so"),
-    (BUILD, "1, with the version"),
+/// Name, labels and help text of every metric; its type follows from the name.
+const HELP: &[(&str, &str, &str)] = &[
+    (EVENTS, "destination, stage", "Events by stage: read, sent, acked, recorded"),
+    (COMMIT_TO_ACK, "", "From the commit to the ack, on the database's clock"),
+    (PUBLISH_DURATION, "destination", "From handing a message over to its ack"),
+    (OLDEST, "", "Age of the oldest undecided event, or silence of the database; NaN on a standby"),
+    (UNDECIDED_EVENTS, "", "Events read and not decided"),
+    (UNDECIDED_BYTES, "", "Bytes of the memory budget in use"),
+    (IN_FLIGHT, "destination", "Events sent and not answered"),
+    (RETRYING, "destination", "Runs that wait for a retry or a dead letter"),
+    (UP, "destination", "1 when the destination is connected and able to publish"),
+    (SLOT_RETAINED, "", "WAL that the slot holds back; NaN when the server was not asked lately"),
+    (SLOT_ACTIVE, "", "1 while this process reads from the slot"),
+    (READY, "", "1 when /readyz says so"),
+    (DEAD_LETTERS, "destination, reason", "Events written to outbox.dead_letter"),
+    (DUPLICATES, "destination", "Acks that said the stream had the message already"),
+    (UNKNOWN, "destination, cause", "Publish outcomes that only the stream could tell"),
+    (RESUMED, "destination", "Undecided events that were found in the stream"),
+    (FAILURES, "kind", "Failures by kind"),
+    (BUILD, "version", "1, with the version"),
 ];
+
+/// Prometheus' type of a metric.
+fn kind(name: &str) -> &'static str {
+    match name {
+        COMMIT_TO_ACK | PUBLISH_DURATION => "histogram",
+        name if name.ends_with("_total") => "counter",
+        _ => "gauge",
+    }
+}
+
+/// The metrics as a Markdown table, for docs/monitoring.md.
+pub fn markdown() -> String {
+    let mut text = String::from("| metric | type | labels | |\n|---|---|---|---|\n");
+    for (name, labels, help) in HELP {
+        text.push_str(&format!("| `{name}` | {} | {labels} | {help} |\n", kind(name)));
+    }
+    text
+}
 
 const EVENTS: &str = "outboxd_events_total";
 const DEAD_LETTERS: &str = "outboxd_dead_letters_total";
@@ -63,11 +83,12 @@ pub(super) struct Exporter {
 impl Exporter {
     pub fn new() -> Exporter {
         let recorder = PrometheusBuilder::new().build_recorder();
-        for (name, help) in HELP {
-            let counter = name.ends_with("_total");
-            let describe =
-                if counter { Recorder::describe_counter } else { Recorder::describe_gauge };
-            describe(&recorder, (*name).into(), None, (*help).into());
+        for (name, _, help) in HELP {
+            match kind(name) {
+                "counter" => recorder.describe_counter((*name).into(), None, (*help).into()),
+                "gauge" => recorder.describe_gauge((*name).into(), None, (*help).into()),
+                _ => {}
+            }
         }
         Exporter { recorder }
     }
@@ -88,9 +109,9 @@ impl Exporter {
         let handle = self.recorder.handle();
         handle.run_upkeep();
         let mut text = handle.render();
-        heading(&mut text, COMMIT_TO_ACK, "From the commit to the ack, on the database's clock");
+        heading(&mut text, COMMIT_TO_ACK);
         histogram(&mut text, COMMIT_TO_ACK, "", &status.commit_to_ack);
-        heading(&mut text, PUBLISH_DURATION, "From handing a message over to its ack");
+        heading(&mut text, PUBLISH_DURATION);
         for one in status.destinations() {
             // Names of destinations are letters, digits, - and _: nothing to escape.
             let label = format!("destination=\"{}\"", one.name);
@@ -155,7 +176,8 @@ fn real(value: u64) -> f64 {
     real
 }
 
-fn heading(text: &mut String, name: &str, help: &str) {
+fn heading(text: &mut String, name: &str) {
+    let help = HELP.iter().find(|(known, _, _)| *known == name).map_or("", |(_, _, help)| help);
     text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} histogram\n"));
 }
 

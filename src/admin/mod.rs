@@ -3,7 +3,7 @@
 
 pub mod destination;
 pub mod histogram;
-mod metrics;
+pub mod metrics;
 pub mod report;
 pub mod status;
 

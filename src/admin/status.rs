@@ -144,10 +144,11 @@ impl Status {
 
     /// The relay is now in `phase`.
     pub fn phase(&self, phase: Phase) {
-        if phase == Phase::Streaming {
+        let mut state = lock(&self.state);
+        // A standby hears nothing and owes nothing: its silence counts from the moment it takes over.
+        if phase == Phase::Streaming || state.phase == Phase::Standby {
             self.heard();
         }
-        let mut state = lock(&self.state);
         if state.phase != phase {
             state.phase = phase;
             state.since = Instant::now();

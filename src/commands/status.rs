@@ -35,7 +35,7 @@ pub struct Args {
     /// As JSON, one object a line.
     #[arg(long)]
     pub json: bool,
-    /// Address of the relay's admin endpoints, in place of the configuration's [admin] listen.
+    /// Address of the relay's admin endpoints, in place of `[admin] listen`.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub admin: Option<SocketAddr>,
 }
