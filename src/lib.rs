@@ -11,7 +11,7 @@
 //! ```
 //!
 //! One event can be followed by opening one module after the other: [`wal`] → [`decode`] →
-//! [`relay`] → [`publish`] → [`relay`] → [`store`] → [`wal`]. The pump in [`run`] is the only
+//! [`relay`] → [`publish`] → [`relay`] → [`store`] → [`wal`]. The pump in [`mod@run`] is the only
 //! junction.
 //!
 //! # What always holds
@@ -33,7 +33,7 @@
 //!
 //! Nouns: [`lsn`], [`event`], [`message`], [`error`], [`config`]. Pure: [`decode`], [`relay`].
 //! I/O: [`wal`] (PostgreSQL's WAL), [`publish`] (NATS), [`store`] (SQL), [`admin`] (HTTP).
-//! Joints: [`run`], [`commands`], [`cli`]. [`sandbox`] starts throw-away servers for the demo and
+//! Joints: [`mod@run`], [`commands`], [`cli`]. [`sandbox`] starts throw-away servers for the demo and
 //! the tests.
 //!
 //! # As a library

@@ -59,7 +59,11 @@ fn nothing_is_opened_with_an_invalid_configuration() {
     let port = listener.local_addr().unwrap().port();
     let text = SMALL.replace("@db", &format!("@127.0.0.1:{port}")) + "[admin]\nlisten = \"x\"\n";
     let directory = directory(&text.replace("localhost:4222", &format!("127.0.0.1:{port}")));
-    error_of(outboxd(directory.path()).args(["config", "show"]), 78);
+    let verbs = ["schema", "init", "deinit", "check", "run", "status"];
+    for arguments in verbs.map(|verb| vec![verb]).into_iter().chain([vec!["config", "show"]]) {
+        let error = error_of(outboxd(directory.path()).args(&arguments), 78);
+        assert!(error.contains("outboxd.toml:9:10: admin.listen"), "{arguments:?}: {error}");
+    }
     let nobody = listener.accept().unwrap_err();
     assert_eq!(nobody.kind(), std::io::ErrorKind::WouldBlock);
 }
@@ -117,6 +121,17 @@ fn help_teaches_and_completions_complete() {
     }
     let script = outboxd(empty.path()).args(["completions", "bash"]).assert().success();
     assert!(String::from_utf8_lossy(&script.get_output().stdout).contains("_outboxd"));
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    let empty = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("outboxd"));
+    command.current_dir(empty.path()).args(["config", "reference"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = command.stdout(writer).stderr(std::process::Stdio::piped()).output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
 }
 
 #[test]
