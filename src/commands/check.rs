@@ -1,7 +1,11 @@
 //! `outboxd check`: every precondition of source and destinations, each with its remedy. Changes
 //! nothing.
 
+mod destination;
+
 use std::fmt::Write as _;
+
+use futures_util::future::join_all;
 
 use super::{Stopped, say};
 use crate::config::Config;
@@ -17,16 +21,28 @@ Exit code 0 when the relay can run (warnings included), 1 when it can't.
 
 Examples:
   outboxd check
-  outboxd check --json | jq '.findings[] | select(.severity != \"ok\")'")]
+  outboxd check --json | jq '.findings[] | select(.severity != \"ok\")'
+  outboxd check --print-permissions       what the relay's NATS user needs; opens nothing")]
 pub struct Args {
     /// As JSON.
     #[arg(long)]
     pub json: bool,
+
+    /// Print what the NATS user of each destination must be allowed, and check nothing.
+    #[arg(long)]
+    pub print_permissions: bool,
 }
 
 /// Runs it.
 pub async fn run(args: &Args, config: &Config) -> Result<(), Stopped> {
-    let findings = source(config).await;
+    if args.print_permissions {
+        say(&destination::permissions(&config.destinations, args.json))?;
+        return Ok(());
+    }
+    let mut findings = source(config).await;
+    for more in join_all(config.destinations.iter().map(destination::look)).await {
+        findings.extend(more);
+    }
     say(&if args.json { json(&findings) } else { text(&findings) })?;
     match worst(&findings) {
         Severity::Ok | Severity::Warning => Ok(()),
@@ -48,11 +64,12 @@ async fn source(config: &Config) -> Vec<Finding> {
             findings.extend(rules::source(&facts, config));
             findings
         }
-        Err(failure) => vec![unreachable("source.connect", "[source] url", &failure)],
+        Err(failure) => vec![unusable("source.connect", "[source] url", &failure)],
     }
 }
 
-fn unreachable(id: &'static str, object: &str, failure: &Failure) -> Finding {
+/// A failure as a finding.
+fn unusable(id: &'static str, object: &str, failure: &Failure) -> Finding {
     Finding::failure(id, object, failure, failure.kind.remedy())
 }
 

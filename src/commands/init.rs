@@ -4,9 +4,10 @@
 use tokio_postgres::Client;
 
 use super::{Stopped, say};
-use crate::config::Config;
+use crate::config::{Config, DestinationConfig};
 use crate::error::{Failure, Kind};
 use crate::finding::Finding;
+use crate::publish::streams::{self, Broker};
 use crate::store::facts::{self, SourceFacts};
 use crate::store::schema::Payload;
 use crate::store::slot::SlotState;
@@ -27,7 +28,7 @@ pub struct Args {
     #[arg(long)]
     pub dry_run: bool,
 
-    /// Create streams that are missing, as [destination.NAME.create] says.
+    /// Create every stream that is missing, with the settings of [destination.NAME.create].
     #[arg(long)]
     pub create_streams: bool,
 
@@ -55,13 +56,40 @@ pub async fn run(args: &Args, config: &Config) -> Result<(), Stopped> {
     settle(client).await?;
     let facts = facts::collect(client, config).await?;
     refuse_misfits(args, config, &facts)?;
+    let streams = Streams::look(args, config).await?;
     let steps = Steps { args, config, client };
     steps.schema(&facts).await?;
     steps.grants().await?;
     steps.publication(&facts).await?;
     steps.slot(&facts).await?;
     steps.relay(&facts, &server).await?;
-    Ok(())
+    steps.streams(&streams).await
+}
+
+/// The streams that `init` was told to create.
+struct Streams<'a> {
+    present: Vec<&'a DestinationConfig>,
+    missing: Vec<(&'a DestinationConfig, Broker)>,
+}
+
+impl Streams<'_> {
+    /// Connects to their brokers, before anything is made.
+    async fn look<'a>(args: &Args, config: &'a Config) -> Result<Streams<'a>, Failure> {
+        let mut streams = Streams { present: Vec::new(), missing: Vec::new() };
+        let told = |each: &&DestinationConfig| args.create_streams || each.create.enabled;
+        for destination in config.destinations.iter().filter(told) {
+            let broker = streams::connect(destination).await?;
+            let inspection = broker.inspect().await?;
+            match inspection.stream {
+                None => streams.missing.push((destination, broker)),
+                Some(_) => {
+                    inspection.usable?;
+                    streams.present.push(destination);
+                }
+            }
+        }
+        Ok(streams)
+    }
 }
 
 /// Everything that is there must fit: what differs is named, and nothing is changed.
@@ -232,6 +260,18 @@ impl Steps<'_> {
             let table = &self.config.source.table;
             let (system, timeline) = (&server.system_identifier, server.timeline);
             identity::read_or_create(self.client, name, table, system, timeline).await?;
+        }
+        Ok(())
+    }
+    async fn streams(&self, streams: &Streams<'_>) -> Result<(), Stopped> {
+        for destination in &streams.present {
+            Self::kept(&format!("stream {}", destination.stream), "")?;
+        }
+        for (destination, broker) in &streams.missing {
+            let object = format!("stream {}", destination.stream);
+            if self.begin(&object, &format!(" {}", broker.stream_plan()))? {
+                broker.create_stream().await?;
+            }
         }
         Ok(())
     }

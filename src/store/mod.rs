@@ -1,7 +1,7 @@
 //! Every SQL statement of the relay: schema, slot and publication, lock, ledger, dead letters.
 //! Decides nothing but what one statement can say; knows no NATS.
 //!
-//! In the order of a relay's start: [`lock`] → [`schema`] → [`identity`] → [`ledger`] →
+//! In the order of a relay's start: [`lock`] → [`schema`] → [`shape`] → [`identity`] → [`ledger`] →
 //! [`events`]; while it runs [`ledger`] and [`dead_letters`]. [`publication`] and [`slot`] are made
 //! by `outboxd init`.
 

@@ -4,9 +4,9 @@ use serde::Deserialize;
 use tokio_postgres::Client;
 use tokio_postgres::types::Json;
 
-use super::failed;
-use crate::config::{ColumnMap, QualifiedName};
-use crate::error::Failure;
+use super::{failed, publication, rules};
+use crate::config::{ColumnMap, QualifiedName, SourceConfig};
+use crate::error::{Failure, Kind};
 
 /// A table, as the catalog has it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -135,4 +135,21 @@ pub async fn find(
         row.map(|row| row.try_get::<_, Json<Table>>(0).map(|Json(table)| table)).transpose()
     };
     read.await.map_err(|error| failed("cannot look at the outbox table", &error))
+}
+
+/// Refuses a table or publication that can't work, with every difference named. What only the
+/// sweeper needs of the sequence is left to `outboxd check`.
+pub async fn require(client: &Client, source: &SourceConfig) -> Result<(), Failure> {
+    let (table, publication) = tokio::try_join!(
+        find(client, &source.table, &source.columns),
+        publication::find(client, &source.publication, &source.table),
+    )?;
+    let mut findings = rules::table(table.as_ref(), source);
+    findings.retain(|finding| finding.id != "source.sequence");
+    rules::refuse(Kind::TableShape, &findings)?;
+    let kind = match publication {
+        None => Kind::PublicationMissing,
+        Some(_) => Kind::PublicationShape,
+    };
+    rules::refuse(kind, &rules::publication(publication.as_ref(), source))
 }

@@ -14,7 +14,7 @@ use outboxd::sandbox::Postgres;
 use outboxd::store::dead_letters::DeadLetter;
 use outboxd::store::ledger::{Receipt, ReceiptOutcome, Recorded};
 use outboxd::store::schema::Payload;
-use outboxd::store::{Store, identity, lock, schema};
+use outboxd::store::{Store, identity, lock, publication, schema, shape};
 use tokio_postgres::{Client, NoTls};
 
 fn source() -> SourceConfig {
@@ -386,4 +386,24 @@ async fn a_relay_row_is_made_once_and_keeps_to_its_table() {
     let other = QualifiedName { schema: "app".into(), name: "event".into() };
     let refused = identity::read(&client, "orders", &other).await.unwrap_err();
     assert!(refused.detail.contains("outbox.event") && refused.detail.contains("app.event"));
+}
+
+#[tokio::test]
+async fn a_table_or_publication_that_lost_its_shape_is_refused() {
+    let postgres = Postgres::start().await.unwrap();
+    let (client, _) = ready(&postgres).await;
+    let source = source();
+    let kind = async || shape::require(&client, &source).await.err().map(|failure| failure.kind);
+    assert_eq!(kind().await, Some(Kind::PublicationMissing));
+    publication::create(&client, &source.publication, &source.table).await.unwrap();
+    assert_eq!(kind().await, None);
+    client.batch_execute("ALTER SEQUENCE outbox.event_seq CACHE 5").await.unwrap();
+    assert_eq!(kind().await, None, "only the sweeper relies on it");
+    let only_updates = "ALTER PUBLICATION outboxd_orders SET (publish = 'update')";
+    client.batch_execute(only_updates).await.unwrap();
+    assert_eq!(kind().await, Some(Kind::PublicationShape));
+    client.batch_execute("ALTER TABLE outbox.event RENAME kind TO sort").await.unwrap();
+    let refused = shape::require(&client, &source).await.unwrap_err();
+    assert_eq!(refused.kind, Kind::TableShape);
+    assert!(refused.detail.contains("outbox.event.kind does not exist"), "{refused}");
 }
