@@ -1,23 +1,38 @@
-//! Throw-away PostgreSQL and nats-server on loopback, for `outboxd demo` and the live tests.
+//! Throw-away PostgreSQL, nats-server and relay on loopback, for `outboxd demo` and the live tests.
 //!
-//! Owns the processes it starts, their directories and ports; knows nothing of the relay. What it
-//! started ends with the value that stands for it, and also when this process is killed.
+//! Owns the processes it starts, their directories and ports; knows the relay only from outside,
+//! as a program with a configuration. What it started ends with the value that stands for it, and
+//! also when this process is killed.
+//!
+//! In reading order: [`Postgres`], [`Nats`], [`NatsCluster`], [`Relay`] and [`Proxy`] are single
+//! processes; [`Workload`] writes events, [`stream`] reads them back, [`verdict`] compares;
+//! [`World`] is all of it together.
 
 mod binaries;
 mod cluster;
+mod dice;
 mod nats;
 mod place;
 mod postgres;
 mod process;
 mod proxy;
+mod relay;
+pub mod stream;
+pub mod verdict;
+mod workload;
+mod world;
 
 pub use binaries::{nats_server, postgres_bin};
 pub use cluster::NatsCluster;
+pub use dice::Dice;
 pub use nats::{Nats, NatsOptions};
 pub use place::free_port;
 pub use postgres::{Postgres, PostgresOptions, Stop};
 pub use process::{Signal, signal};
 pub use proxy::{Mode, Proxy};
+pub use relay::Relay;
+pub use workload::{Load, Workload};
+pub use world::{Broker, STREAM, Sampling, World, WorldOptions};
 
 use std::path::Path;
 

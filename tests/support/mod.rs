@@ -1,0 +1,72 @@
+//! What the live tests share: the sandbox's world with the program under test, and one way to
+//! panic with all that is known.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::time::Duration;
+
+use outboxd::sandbox::{Load, Workload, World, WorldOptions};
+
+/// Everything a fault held up must be through after this.
+pub const SETTLE: Duration = Duration::from_secs(120);
+
+/// Events of a test: modest by default, `OUTBOXD_TEST_EVENTS` of them in `make drill`.
+pub fn events() -> u64 {
+    number("OUTBOXD_TEST_EVENTS").unwrap_or(5_000)
+}
+
+/// Is this `make drill`?
+pub fn drill() -> bool {
+    number("OUTBOXD_TEST_EVENTS").is_some()
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|text| text.parse().unwrap())
+}
+
+/// Options with the program under test; in a drill servers and relay are the same, the counts grow.
+pub fn options() -> WorldOptions {
+    WorldOptions { program: env!("CARGO_BIN_EXE_outboxd").into(), ..WorldOptions::default() }
+}
+
+/// A workload whose seed is told, so that a failure can be repeated (`OUTBOXD_TEST_SEED`).
+pub fn workload() -> Workload {
+    let mut load = Workload { events: events(), ..Workload::default() };
+    if let Some(seed) = number("OUTBOXD_TEST_SEED") {
+        load.seed = seed;
+    }
+    println!("seed {}", load.seed);
+    load
+}
+
+/// The same, spread over some seconds, so that faults fall into it.
+pub fn paced() -> Workload {
+    let seconds = if drill() { 30 } else { 4 };
+    Workload { rate: Some(events() / seconds), ..workload() }
+}
+
+/// Waits for the writers and for the relay, then demands that every event is in the stream once,
+/// in order, and that no sample of the slot's position was too high.
+pub async fn finish_and_judge(
+    world: &World,
+    mut load: Load,
+    sampling: outboxd::sandbox::Sampling,
+) -> outboxd::sandbox::verdict::Verdict {
+    load.finish().await.unwrap();
+    let settled = world.settle(SETTLE).await;
+    let samples = sampling.stop().await.unwrap();
+    let verdict = world.judge(&samples).await.unwrap();
+    println!("{verdict}, {} samples", samples.len());
+    if let Err(error) = settled {
+        panic!("{error}\n{verdict}");
+    }
+    assert!(verdict.is_ok(), "{verdict}\n{}", log_tail(world));
+    verdict
+}
+
+/// The end of the relay's log.
+pub fn log_tail(world: &World) -> String {
+    let log = world.relay.log();
+    let lines: Vec<&str> = log.lines().collect();
+    lines.iter().skip(lines.len().saturating_sub(60)).copied().collect::<Vec<_>>().join("\n")
+}
