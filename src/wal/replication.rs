@@ -38,6 +38,8 @@ impl Replication {
                 return Err(Failure::new(Kind::SourceUnreachable, detail));
             }
         }
+        // A warning may be all that tells of a missing publication.
+        wire.query("SET client_min_messages = warning").await?;
         if facts.identity.server_version >= 140_000 {
             // The stream starts only when the ledger is read: that may take long.
             wire.query("SET idle_session_timeout = 0").await?;

@@ -69,7 +69,7 @@ impl Report<'_> {
         if self.says("wal_level") || self.within("checklogicaldecodingrequirements") {
             return Kind::WalLevel;
         }
-        if self.says("not created in this database") {
+        if self.says("not created in this database") || self.says("physical") {
             return Kind::SlotForeign;
         }
         if self.says("recovery") || self.says("standby") || self.says("synchronized from") {
@@ -91,6 +91,18 @@ pub(super) fn failure_of_response(payload: &[u8]) -> Failure {
         routine: fields.routine.as_deref(),
     }
     .failure()
+}
+
+/// A notice that is a failure in disguise. Since PostgreSQL 18 a publication that does not exist at
+/// the slot's position is only warned of, and its rows are passed over in silence.
+pub(super) fn failure_of_notice(payload: &[u8]) -> Option<Failure> {
+    let fields = ErrorFields::parse(payload);
+    let skipped = fields.routine.as_deref() == Some("LoadPublications")
+        || fields
+            .message
+            .as_deref()
+            .is_some_and(|text| text.contains("skipped loading publication"));
+    skipped.then(|| Failure { kind: Kind::PublicationMissing, ..failure_of_response(payload) })
 }
 
 /// The failure behind an error of the control connection.
@@ -168,6 +180,7 @@ mod tests {
                 Kind::SlotForeign,
             ),
             ("55000", "some other object", "elsewhere", Kind::Database),
+            ("55000", "cannot use physical replication slot", "", Kind::SlotForeign),
             (
                 "0A000",
                 "cannot use physical replication slot for logical decoding",
@@ -189,6 +202,16 @@ mod tests {
         for (code, message, routine, expected) in table {
             assert_eq!(kind(code, message, routine), expected, "{code} {message}");
         }
+    }
+
+    #[test]
+    fn a_skipped_publication_is_a_failure_and_other_notices_are_none() {
+        let skipped = b"SWARNING\0C55000\0Mskipped loading publication \"p\"\0\0";
+        let failure = failure_of_notice(skipped).unwrap();
+        assert_eq!(failure.kind, Kind::PublicationMissing);
+        let localized = b"SWARNUNG\0C55000\0Mx\0RLoadPublications\0\0";
+        assert_eq!(failure_of_notice(localized).unwrap().kind, Kind::PublicationMissing);
+        assert_eq!(failure_of_notice(b"SNOTICE\0C00000\0Mhello\0\0"), None);
     }
 
     #[test]

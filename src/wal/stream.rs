@@ -20,7 +20,7 @@ use super::feedback::Feedback;
 use super::identity::ServerClock;
 use super::queue::{Queue, WalItem};
 use super::socket::Socket;
-use super::sqlstate::failure_of_response;
+use super::sqlstate::{failure_of_notice, failure_of_response};
 use super::wire::{Wire, broken, unexpected};
 use crate::error::{Failure, Kind};
 use crate::lsn::Lsn;
@@ -248,7 +248,8 @@ impl Worker {
                 Err(Failure::new(Kind::SourceShutdown, "the server ended the stream"))
             }
             (b'E', _) => Err(failure_of_response(&body)),
-            (b'N' | b'S' | b'A', _) => Ok(()),
+            (b'N', _) => failure_of_notice(&body).map_or(Ok(()), Err),
+            (b'S' | b'A', _) => Ok(()),
             (tag, _) => Err(unexpected(tag, "in the stream")),
         }
     }
@@ -344,4 +345,80 @@ fn poll_send(
         *flushed = true;
     }
     Poll::Ready(Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pgwire_replication::protocol::framing::MessageReader;
+    use proptest::prelude::*;
+
+    fn message(tag: u8, body: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![tag];
+        bytes.extend_from_slice(&u32::try_from(body.len() + 4).unwrap().to_be_bytes());
+        bytes.extend_from_slice(body);
+        bytes
+    }
+
+    /// What `absorb` makes of the bytes when they come in pieces of these sizes.
+    fn in_pieces(bytes: &[u8], sizes: &[usize]) -> Vec<(u8, Bytes)> {
+        let (mut unread, mut found, mut rest) = (BytesMut::new(), Vec::new(), bytes);
+        for size in sizes.iter().copied().cycle() {
+            let (piece, later) = rest.split_at(size.min(rest.len()));
+            rest = later;
+            unread.extend_from_slice(piece);
+            let (whole, missing) = whole_messages(&unread).unwrap();
+            assert!(rest.is_empty() || missing <= bytes.len());
+            let block = unread.split_to(whole).freeze();
+            let mut at = 0;
+            while let Some((tag, total)) = header(&block, at) {
+                found.push((tag, block.slice(at + 5..at + total)));
+                at += total;
+            }
+            if rest.is_empty() {
+                break;
+            }
+        }
+        assert!(unread.is_empty());
+        found
+    }
+
+    proptest! {
+        /// The protocol crate's own reader is the oracle.
+        #[test]
+        fn messages_come_apart_as_the_protocol_crate_reads_them(
+            bodies in prop::collection::vec((any::<u8>(), prop::collection::vec(any::<u8>(), 0..40)), 0..20),
+            sizes in prop::collection::vec(1_usize..30, 1..10),
+        ) {
+            let bytes: Vec<u8> =
+                bodies.iter().flat_map(|(tag, body)| message(*tag, body)).collect();
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let expected = runtime.block_on(async {
+                let (mut reader, mut source) = (MessageReader::new(), bytes.as_slice());
+                let mut expected = Vec::new();
+                while !source.is_empty() {
+                    let message = reader.read(&mut source).await.unwrap();
+                    expected.push((message.tag, message.payload));
+                }
+                expected
+            });
+            prop_assert_eq!(in_pieces(&bytes, &sizes), expected);
+        }
+
+        #[test]
+        fn any_bytes_are_messages_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            if let Ok((whole, _)) = whole_messages(&bytes) {
+                prop_assert!(whole <= bytes.len());
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_lengths_are_refused() {
+        for length in [0_u32, 3, u32::MAX] {
+            let mut bytes = vec![b'd'];
+            bytes.extend_from_slice(&length.to_be_bytes());
+            assert!(whole_messages(&bytes).is_err(), "{length}");
+        }
+    }
 }

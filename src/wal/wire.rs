@@ -30,6 +30,10 @@ pub(super) struct Wire {
 }
 
 pub(super) fn broken(error: &io::Error) -> Failure {
+    // An alert in answer to our certificate comes only after the handshake has ended for us.
+    if error.get_ref().is_some_and(|cause| cause.is::<rustls::Error>()) {
+        return Failure::new(Kind::SourceTls, format!("TLS: {error}"));
+    }
     let detail = if error.kind() == io::ErrorKind::UnexpectedEof {
         "the server closed the connection".to_owned()
     } else {
