@@ -8,7 +8,7 @@ use outboxd::sandbox::{Postgres, PostgresOptions};
 use outboxd::wal::connect;
 
 use super::front::{Authority, Front, Issued, Plain, Scram};
-use super::{server, source};
+use super::{eventually, server, source, text};
 
 /// Files of one test.
 struct Files(tempfile::TempDir);
@@ -228,4 +228,45 @@ async fn scram_is_bound_to_the_certificate() {
     let failure = attempt(weaker.port(), parameters).await.unwrap_err();
     assert_eq!(failure.kind, Kind::SourceLogin, "{failure}");
     assert!(failure.detail.contains("channel_binding"), "{failure}");
+}
+
+/// Where PostgreSQL is built with TLS, its own; where it is not, its refusal.
+#[tokio::test]
+async fn the_servers_own_tls_with_channel_binding() {
+    let hba = "local all postgres trust\nhostssl all salted 127.0.0.1/32 scram-sha-256\n";
+    let options = PostgresOptions { hba: Some(hba.to_owned()), ..PostgresOptions::default() };
+    let (mut postgres, client) = server(options).await;
+    client.batch_execute("CREATE ROLE salted LOGIN REPLICATION PASSWORD 'right'").await.unwrap();
+    let files = Files::new();
+    let authority = Authority::new();
+    let ca = files.write("ca.pem", &authority.pem());
+    let issued = authority.issue(&["db.test"]);
+    postgres.write_file("server.crt", &issued.pem).unwrap();
+    postgres.write_file("server.key", &issued.key_pem).unwrap();
+    postgres.configure("ssl", "on").unwrap();
+    postgres.reload().unwrap();
+    let mut on = false;
+    eventually("the server took the setting or refused it", async || {
+        on = text(&client, "SELECT current_setting('ssl')").await.unwrap() == "on";
+        on || postgres.log().contains("not supported by this build")
+    })
+    .await;
+    let parameters = format!(
+        "host=db.test user=salted password=right sslmode=verify-full channel_binding=require \
+         sslrootcert={}",
+        ca.display()
+    );
+    let outcome = attempt(postgres.port(), &parameters).await;
+    if !on {
+        assert_eq!(outcome.unwrap_err().kind, Kind::SourceTls);
+        return;
+    }
+    outcome.unwrap();
+    let wrong = attempt(postgres.port(), &parameters.replace("right", "wrong")).await.unwrap_err();
+    assert_eq!(wrong.sqlstate.as_deref(), Some("28P01"), "{wrong}");
+    let plain = "host=db.test user=salted password=right sslmode=disable";
+    let plain = attempt(postgres.port(), plain).await.unwrap_err();
+    assert_eq!(plain.sqlstate.as_deref(), Some("28000"), "{plain}");
+    let prefer = "host=db.test user=salted password=right sslmode=allow";
+    attempt(postgres.port(), prefer).await.unwrap();
 }
