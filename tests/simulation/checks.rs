@@ -1,0 +1,204 @@
+//! The promises, checked after every step against what is durable: they know the database and the
+//! streams, and nothing of how the core works.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use outboxd::event::Event;
+use outboxd::lsn::{Lsn, Position};
+use outboxd::relay::outcome::{Answer, DestinationId, Outcome, Pipeline};
+
+use crate::broker::{Micros, Stored};
+use crate::dice::Swarm;
+use crate::postgres::Postgres;
+
+/// One message in a stream.
+#[derive(Debug, Clone, Copy)]
+struct Copy {
+    incarnation: u32,
+    at: Micros,
+    resumed_at: Micros,
+}
+
+#[derive(Debug, Default)]
+pub struct Streams {
+    /// (destination, number) → where it was stored, in order.
+    stored: HashMap<(usize, i64), Vec<Copy>>,
+    /// Position of the newest first occurrence of each run.
+    newest: HashMap<(usize, Vec<u8>), Position>,
+}
+
+impl Streams {
+    /// P2, P3 and P4, for a message that has just been stored.
+    pub fn stored(
+        &mut self,
+        destination: usize,
+        incarnation: u32,
+        message: &Stored,
+        postgres: &Postgres,
+        swarm: &mut Swarm,
+    ) {
+        let seq = message.seq;
+        let row = postgres.row(seq);
+        let row = row.unwrap_or_else(|| panic!("P2: {seq} is in the stream and never committed"));
+        assert!(message.msg_id.ends_with(&row.id.to_string()), "P2: {seq} has the id of another");
+        let copies = self.stored.entry((destination, seq)).or_default();
+        let new = Copy { incarnation, at: message.at, resumed_at: message.resumed_at };
+        if copies.is_empty()
+            && let Some(run) = &row.run
+        {
+            let position = row.position.expect("a committed row");
+            let newest = self.newest.entry((destination, run.to_vec())).or_insert(position);
+            assert!(
+                *newest <= position,
+                "P3: {seq} at {position} stored first behind {newest} of {run:?}, destination {destination}"
+            );
+            *newest = position;
+        }
+        for old in copies.iter().filter(|old| old.incarnation == incarnation) {
+            // Whichever was sent later was sent after a Resume. A copy is allowed only when the
+            // other one was not in the stream yet when that Resume read it.
+            let known = new.resumed_at >= old.at;
+            assert!(
+                !known,
+                "P4: {seq} stored at {} and again at {}, though Resume read at {}",
+                old.at, new.at, new.resumed_at
+            );
+            swarm.count("copy: stored after the last Resume");
+        }
+        copies.push(new);
+    }
+
+    pub fn has(&self, destination: usize, seq: i64) -> bool {
+        self.stored.contains_key(&(destination, seq))
+    }
+}
+
+/// P1 where it is decided: what a receipt calls final must be so.
+pub fn receipt(
+    destination: usize,
+    published: impl Iterator<Item = i64>,
+    dead: impl Iterator<Item = i64>,
+    takes: impl Fn(&Event) -> bool,
+    postgres: &Postgres,
+    streams: &Streams,
+) {
+    for seq in published {
+        let row = postgres.row(seq).unwrap_or_else(|| panic!("P2: receipt for {seq}, no such row"));
+        let unmatched = row.fault.is_none() && !takes(row);
+        assert!(
+            unmatched || streams.has(destination, seq),
+            "P1: the ledger calls {seq} published and the stream of {destination} never had it"
+        );
+    }
+    for seq in dead {
+        let buried = postgres.ledger.dead_letters.contains(&(destination, seq));
+        assert!(buried, "P1: the ledger calls {seq} dead and there is no dead letter");
+    }
+}
+
+/// P5: everything below what may be confirmed is final at every destination. `from` is the first
+/// transaction that was not looked at before.
+pub fn confirmable(lsn: Lsn, from: &mut usize, destinations: usize, postgres: &Postgres) {
+    while let Some(txn) = postgres.wal.get(*from).filter(|txn| txn.commit_lsn < lsn) {
+        for row in &txn.rows {
+            for destination in 0..destinations {
+                assert!(
+                    postgres.ledger.is_final(destination, row.seq),
+                    "P5: {lsn} may be confirmed and {} of {} is not recorded for {destination}",
+                    row.seq,
+                    txn.commit_lsn
+                );
+            }
+        }
+        *from += 1;
+    }
+}
+
+/// The procedure after an unknown outcome, watched from outside: Resume, one event alone until its
+/// ack is no duplicate, Resume, go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    NeedsResume,
+    MayProbe,
+    Probing,
+    Proven,
+    Flows,
+}
+
+#[derive(Debug)]
+pub struct Watch {
+    stages: Vec<(Stage, Pipeline)>,
+    /// Open attempts: (destination, attempt) → number and run.
+    open: BTreeMap<(usize, u64), (i64, Option<Vec<u8>>)>,
+    seqs: HashSet<(usize, i64)>,
+    runs: HashMap<(usize, Vec<u8>), u64>,
+}
+
+impl Watch {
+    pub fn new(destinations: usize) -> Watch {
+        Watch {
+            stages: vec![(Stage::NeedsResume, Pipeline::Batch); destinations],
+            open: BTreeMap::new(),
+            seqs: HashSet::new(),
+            runs: HashMap::new(),
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    pub fn up(&mut self, id: DestinationId, pipeline: Pipeline) {
+        self.stages[usize::from(id.0)] = (Stage::NeedsResume, pipeline);
+    }
+
+    pub fn resumed(&mut self, id: DestinationId, done: bool) {
+        let stage = &mut self.stages[usize::from(id.0)].0;
+        *stage = match *stage {
+            Stage::NeedsResume if done => Stage::MayProbe,
+            Stage::Proven if done => Stage::Flows,
+            Stage::Proven => Stage::NeedsResume,
+            other => other,
+        };
+    }
+
+    pub fn sent(&mut self, id: DestinationId, attempt: u64, seq: i64, run: Option<Vec<u8>>) {
+        let destination = usize::from(id.0);
+        let (stage, pipeline) = &mut self.stages[destination];
+        match *stage {
+            Stage::MayProbe => *stage = Stage::Probing,
+            Stage::Flows => {}
+            other => panic!("{seq} sent to {destination} while {other:?}"),
+        }
+        assert!(self.seqs.insert((destination, seq)), "{seq} is in flight twice");
+        if let Some(run) = &run {
+            let flying = self.runs.entry((destination, run.clone())).or_default();
+            *flying += 1;
+            let bound = if *pipeline == Pipeline::PerRun { 1 } else { u64::MAX };
+            assert!(*flying <= bound, "{flying} of one run in flight");
+        }
+        let before = self.open.insert((destination, attempt), (seq, run));
+        assert!(before.is_none(), "attempt {attempt} used twice");
+    }
+
+    pub fn answered(&mut self, id: DestinationId, answer: &Answer) {
+        let destination = usize::from(id.0);
+        for attempt in answer.first.0..=answer.last.0 {
+            let Some((seq, run)) = self.open.remove(&(destination, attempt)) else { continue };
+            self.seqs.remove(&(destination, seq));
+            if let Some(run) = run
+                && let Some(flying) = self.runs.get_mut(&(destination, run))
+            {
+                *flying -= 1;
+            }
+            let (stage, _) = &mut self.stages[destination];
+            *stage = match (&answer.outcome, *stage) {
+                (Outcome::Unknown(_), _) => Stage::NeedsResume,
+                (Outcome::Stored { duplicate: false, .. }, Stage::Probing) => Stage::Proven,
+                (Outcome::Stored { .. }, Stage::Probing) => Stage::NeedsResume,
+                (Outcome::NotSent | Outcome::Refused(_), Stage::Probing) => Stage::MayProbe,
+                (_, other) => other,
+            };
+        }
+    }
+}

@@ -1,0 +1,492 @@
+//! The clock and everything that happens on it, one event at a time.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::time::{Duration, Instant};
+
+use outboxd::config::Filter;
+use outboxd::lsn::Lsn;
+use outboxd::message::{Envelope, Template};
+use outboxd::publish::{Order, Report};
+use outboxd::relay::outcome::{Answer, DestinationId, Pipeline};
+
+use crate::broker::{Broker, Micros, Packet, Reply};
+use crate::checks::{self, Streams};
+use crate::dice::{Dice, Fault, Swarm};
+use crate::postgres::Postgres;
+use crate::publisher::{Effect, Ids, Publisher, Watched};
+use crate::pump::Session;
+
+pub const MS: Micros = 1_000;
+const SECOND: Micros = 1_000_000;
+const ACK_TIMEOUT: Micros = 5 * SECOND;
+/// After the faults end; the longest back-off is 30 s, and a few may follow each other.
+const DRAIN_BOUND: Micros = 600 * SECOND;
+const STOP_BOUND: Micros = 120 * SECOND;
+
+/// Not faults, but the runs prove nothing without them.
+pub const MUST_HAPPEN: [&str; 10] = [
+    "proposals lost",
+    "session",
+    "stop completed",
+    "crash between ledger write and its answer",
+    "duplicate",
+    "dead letter",
+    "unmatched",
+    "found by Resume",
+    "batch",
+    "per-run",
+];
+
+/// One destination and its surroundings.
+#[derive(Debug)]
+pub struct Site {
+    pub broker: Broker,
+    pub publisher: Publisher,
+    pub filter: Filter,
+    pub envelope: Envelope,
+    orders_at: Micros,
+    reports_at: Micros,
+    /// Packets of a dead connection that arrive later than this are lost.
+    cut: HashMap<u64, Micros>,
+}
+
+#[derive(Debug)]
+pub enum Happening {
+    Write,
+    Read(u64),
+    Order(u64, usize, Order),
+    Report(u64, usize, Report),
+    Packet(usize, Packet),
+    Reply(usize, u64, Reply),
+    Watch(u64, usize, Watched),
+    Decide(usize),
+    Connect(u64, usize),
+    Job(u64),
+    Late(u64, DestinationId, Answer),
+    Trouble,
+    Quorum(usize),
+    Space(usize),
+    Start(usize),
+    Session,
+    Wake(u64),
+    StopBound(u64),
+}
+
+pub struct World {
+    pub now: Micros,
+    base: Instant,
+    pub dice: Dice,
+    pub swarm: Swarm,
+    pub postgres: Postgres,
+    pub streams: Streams,
+    pub sites: Vec<Site>,
+    pub session: Option<Session>,
+    /// Number of the session; everything of an older one is stale.
+    pub epoch: u64,
+    pub next_attempt: u64,
+    /// How many processes ended.
+    pub processes: u64,
+    ids: Ids,
+    queue: BinaryHeap<Reverse<(Micros, u64)>>,
+    happenings: HashMap<u64, Happening>,
+    runs: u64,
+    writing_until: Micros,
+}
+
+impl World {
+    pub fn new(seed: u64) -> World {
+        let mut dice = Dice::new(seed);
+        let swarm = Swarm::new(&mut dice);
+        let count = dice.between(1, 3);
+        let sites = (0..count).map(|index| Site::new(index, &mut dice)).collect();
+        let (runs, writing_until) = (dice.pick(&[1, 3, 40]), dice.between(2, 30) * SECOND);
+        World {
+            now: 0,
+            base: Instant::now(),
+            dice,
+            swarm,
+            postgres: Postgres::new(),
+            streams: Streams::default(),
+            sites,
+            session: None,
+            epoch: 0,
+            next_attempt: 1,
+            processes: 0,
+            ids: Ids::default(),
+            queue: BinaryHeap::new(),
+            happenings: HashMap::new(),
+            runs,
+            writing_until,
+        }
+    }
+
+    pub fn instant(&self, at: Micros) -> Instant {
+        self.base + Duration::from_micros(at)
+    }
+
+    pub fn base(&self) -> Instant {
+        self.base
+    }
+
+    pub fn after(&mut self, wait: Micros, happening: Happening) {
+        let number = self.ids.next();
+        self.happenings.insert(number, happening);
+        self.queue.push(Reverse((self.now + wait, number)));
+    }
+
+    /// Runs to the end; what happened, counted.
+    pub fn run(mut self) -> BTreeMap<String, u64> {
+        self.after(0, Happening::Write);
+        self.after(1, Happening::Session);
+        self.after(2, Happening::Trouble);
+        while let Some(Reverse((at, number))) = self.queue.pop() {
+            self.now = at;
+            let happening = self.happenings.remove(&number).expect("queued once");
+            self.happen(happening);
+            self.act();
+            self.look();
+            if !self.swarm.on && self.is_drained() {
+                self.end();
+                return self.swarm.happened;
+            }
+            assert!(
+                self.now < self.writing_until + DRAIN_BOUND,
+                "did not drain: {:#?}",
+                self.session.as_ref().map(|session| &session.relay)
+            );
+        }
+        panic!("nothing left to happen, and not drained");
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Write => self.write(),
+            Happening::Read(epoch) => self.read(epoch),
+            Happening::Order(epoch, at, order) if epoch == self.epoch => {
+                let fails = matches!(order, Order::Resume { .. })
+                    && self.swarm.strikes(&mut self.dice, Fault::ResumeFails);
+                let site = &mut self.sites[at];
+                let effects =
+                    site.publisher.order(self.now, order, &site.broker, &mut self.ids, fails);
+                self.effects(at, effects);
+            }
+            Happening::Report(epoch, at, report) if epoch == self.epoch => self.report(at, report),
+            Happening::Packet(at, packet) => self.packet(at, packet),
+            Happening::Reply(at, conn, reply) => {
+                let site = &mut self.sites[at];
+                if site.publisher.conn == Some(conn) {
+                    let effects = site.publisher.reply(reply, &site.broker, &mut self.ids);
+                    self.effects(at, effects);
+                }
+            }
+            Happening::Watch(epoch, at, watched) if epoch == self.epoch => {
+                let effects = self.sites[at].publisher.silence(watched);
+                self.effects(at, effects);
+            }
+            Happening::Decide(at) => {
+                let replies = self.sites[at].broker.decide(self.now);
+                self.replies(at, replies);
+            }
+            Happening::Connect(epoch, at) if epoch == self.epoch => self.connect(at),
+            Happening::Job(epoch) if epoch == self.epoch => self.job(),
+            Happening::Late(process, id, late) if process == self.processes => self.late(id, late),
+            Happening::Trouble => self.trouble(),
+            Happening::Quorum(at) => {
+                // The same leader goes on, or its followers elect another without its proposals.
+                if self.dice.coin() {
+                    let lost = self.sites[at].broker.change_leader(self.now, &mut self.dice);
+                    self.count_lost(lost);
+                } else {
+                    self.sites[at].broker.quorum = true;
+                    self.after(MS, Happening::Decide(at));
+                }
+            }
+            Happening::Space(at) => self.sites[at].broker.full = false,
+            Happening::Start(at) => {
+                self.sites[at].broker.restart();
+                let wait = self.dice.between(0, 200 * MS);
+                self.after(wait, Happening::Connect(self.epoch, at));
+            }
+            Happening::Session if self.session.is_none() => self.begin_session(),
+            Happening::StopBound(epoch) if epoch == self.epoch => {
+                panic!("asked to stop {STOP_BOUND} us ago and not quiet")
+            }
+            // Stale, or only there for the core to be polled.
+            _ => {}
+        }
+    }
+
+    fn write(&mut self) {
+        if self.now < self.writing_until {
+            let burst = self.dice.pick(&[1, 1, 1, 5, 40]);
+            for _ in 0..burst {
+                self.postgres.write(&mut self.dice, self.runs);
+            }
+            let wait = self.dice.between(1, 400) * MS;
+            self.after(wait, Happening::Write);
+        } else if self.swarm.on {
+            self.calm();
+        }
+    }
+
+    /// No more faults.
+    fn calm(&mut self) {
+        self.swarm.on = false;
+        self.postgres.close(&mut self.dice);
+        for at in 0..self.sites.len() {
+            let broker = &mut self.sites[at].broker;
+            broker.full = false;
+            if !broker.up {
+                self.after(0, Happening::Start(at));
+            } else if !broker.quorum {
+                self.after(0, Happening::Quorum(at));
+            }
+        }
+    }
+
+    fn connect(&mut self, at: usize) {
+        let changes = self.swarm.strikes(&mut self.dice, Fault::PipelineChange);
+        let site = &mut self.sites[at];
+        if !site.broker.up || site.publisher.conn.is_some() {
+            return;
+        }
+        let mut pipeline = site.publisher.pipeline;
+        if changes {
+            pipeline = match pipeline {
+                Pipeline::Batch => Pipeline::PerRun,
+                Pipeline::PerRun => Pipeline::Batch,
+            };
+        }
+        let effect = site.publisher.connect(self.ids.next(), pipeline, &site.broker);
+        self.swarm.count(pipeline.as_str());
+        self.effects(at, vec![effect]);
+    }
+
+    /// The connection is gone; what was on its way may still arrive, in order, up to some point.
+    pub fn cut(&mut self, at: usize) {
+        let late = self.dice.pick(&[0, 0, 20 * MS, SECOND, 8 * SECOND]);
+        let until = self.now + self.dice.between(0, late);
+        let site = &mut self.sites[at];
+        if let Some(conn) = site.publisher.conn {
+            site.cut.insert(conn, until);
+        }
+    }
+
+    fn effects(&mut self, at: usize, effects: Vec<Effect>) {
+        // Messages of one batch go one way; plain ones are free to overtake each other.
+        let mut arrival = self.now + self.dice.between(50, 2 * MS);
+        for effect in effects {
+            match effect {
+                Effect::Report(report) => self.send_report(at, report),
+                Effect::Watch(watched) => {
+                    self.after(ACK_TIMEOUT, Happening::Watch(self.epoch, at, watched));
+                }
+                Effect::Send(packet) => {
+                    let site = &mut self.sites[at];
+                    if packet.batch.is_none() {
+                        arrival = self.now + self.dice.between(50, 2 * MS);
+                    }
+                    arrival += self.dice.between(0, 20);
+                    if self.swarm.strikes(&mut self.dice, Fault::LateStore) {
+                        arrival += self.dice.between(10 * MS, 15 * SECOND);
+                    }
+                    debug_assert!(site.publisher.conn == Some(packet.conn));
+                    if !self.swarm.strikes(&mut self.dice, Fault::LostBeforeStore) {
+                        self.after(arrival - self.now, Happening::Packet(at, packet));
+                    }
+                }
+            }
+        }
+    }
+
+    fn packet(&mut self, at: usize, packet: Packet) {
+        let site = &mut self.sites[at];
+        if site.cut.get(&packet.conn).is_some_and(|until| self.now > *until) {
+            self.swarm.count("lost with its connection");
+            return;
+        }
+        let conn = packet.conn;
+        let reply = site.broker.receive(self.now, packet);
+        if site.broker.has_proposals() {
+            let wait = self.dice.between(100, 3 * MS);
+            self.after(wait, Happening::Decide(at));
+        }
+        self.replies(at, reply.map(|reply| (conn, reply)).into_iter().collect());
+    }
+
+    fn replies(&mut self, at: usize, replies: Vec<(u64, Reply)>) {
+        for (conn, reply) in replies {
+            if matches!(
+                reply,
+                Reply::Ack { duplicate: true, .. } | Reply::BatchAck { duplicate: true, .. }
+            ) {
+                self.swarm.count("duplicate");
+            }
+            if !self.swarm.strikes(&mut self.dice, Fault::LostAck) {
+                let wait = self.dice.between(50, 3 * MS);
+                self.after(wait, Happening::Reply(at, conn, reply));
+            }
+        }
+    }
+
+    pub fn send_order(&mut self, at: usize, order: Order) {
+        let site = &mut self.sites[at];
+        site.orders_at = site.orders_at.max(self.now + self.dice.between(0, 500));
+        let wait = site.orders_at - self.now;
+        self.after(wait, Happening::Order(self.epoch, at, order));
+    }
+
+    pub fn send_report(&mut self, at: usize, report: Report) {
+        let site = &mut self.sites[at];
+        site.reports_at = site.reports_at.max(self.now + self.dice.between(0, 500));
+        let wait = site.reports_at - self.now;
+        self.after(wait, Happening::Report(self.epoch, at, report));
+    }
+
+    fn trouble(&mut self) {
+        let wait = self.dice.between(10, 400) * MS;
+        self.after(wait, Happening::Trouble);
+        for at in 0..self.sites.len() {
+            self.trouble_at(at);
+        }
+        if self.session.is_none() {
+            return;
+        }
+        if self.swarm.strikes(&mut self.dice, Fault::ProcessCrash) {
+            self.end_session(true);
+        } else if self.swarm.strikes(&mut self.dice, Fault::SessionLost) {
+            self.end_session(false);
+        } else if self.swarm.strikes(&mut self.dice, Fault::Stop) {
+            self.stop();
+            self.after(STOP_BOUND, Happening::StopBound(self.epoch));
+        }
+    }
+
+    fn trouble_at(&mut self, at: usize) {
+        let site = &mut self.sites[at];
+        let connected = site.publisher.conn.is_some();
+        if !site.broker.up {
+            return;
+        }
+        if self.swarm.strikes(&mut self.dice, Fault::StreamFull) {
+            self.sites[at].broker.full = true;
+            let wait = self.dice.between(MS, 20 * SECOND);
+            self.after(wait, Happening::Space(at));
+        }
+        if self.sites[at].broker.replicated {
+            if self.sites[at].broker.quorum && self.swarm.strikes(&mut self.dice, Fault::QuorumLoss)
+            {
+                self.sites[at].broker.quorum = false;
+                let wait = self.dice.between(MS, 20 * SECOND);
+                self.after(wait, Happening::Quorum(at));
+            } else if self.swarm.strikes(&mut self.dice, Fault::LeaderChange) {
+                let lost = self.sites[at].broker.change_leader(self.now, &mut self.dice);
+                self.count_lost(lost);
+            }
+        }
+        let replaced = self.swarm.strikes(&mut self.dice, Fault::StreamReplaced);
+        let down = self.swarm.strikes(&mut self.dice, Fault::BrokerDown);
+        let cut = connected && self.swarm.strikes(&mut self.dice, Fault::ConnectionCut);
+        if replaced {
+            // Looked at before it goes: what is stored is looked at only here.
+            self.look();
+            self.sites[at].broker.replace();
+        }
+        if replaced || down || cut {
+            self.cut(at);
+            let effects = self.sites[at].publisher.disconnect();
+            self.effects(at, effects);
+            if down {
+                self.sites[at].broker.up = false;
+                let wait = self.dice.between(MS, 10 * SECOND);
+                self.after(wait, Happening::Start(at));
+            } else {
+                let wait = self.dice.between(0, 300 * MS);
+                self.after(wait, Happening::Connect(self.epoch, at));
+            }
+        }
+    }
+
+    fn count_lost(&mut self, lost: usize) {
+        if lost > 0 {
+            self.swarm.count("proposals lost");
+        }
+    }
+
+    /// The checks of the moment.
+    fn look(&mut self) {
+        for (site, at) in self.sites.iter_mut().zip(0..) {
+            let incarnation = site.broker.incarnation;
+            for message in site.broker.news.drain(..) {
+                self.streams.stored(at, incarnation, &message, &self.postgres, &mut self.swarm);
+            }
+        }
+        if let Some(session) = &mut self.session {
+            let lsn = session.relay.confirmable();
+            let count = self.sites.len();
+            checks::confirmable(lsn, &mut session.checked, count, &self.postgres);
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        let end = self.postgres.wal.last().map_or(Lsn::ZERO, |txn| txn.end_lsn);
+        self.session.as_ref().is_some_and(|session| {
+            let empty = |each: &outboxd::relay::destination::Destination| each.lanes().is_empty();
+            session.relay.confirmable() >= end.max(self.postgres.insert_lsn())
+                && session.relay.destinations().iter().all(empty)
+        })
+    }
+
+    /// The checks of the end: P1 for every row, everywhere.
+    fn end(&mut self) {
+        let rows: Vec<i64> = self.postgres.rows.keys().copied().collect();
+        for seq in rows {
+            for at in 0..self.sites.len() {
+                let row = self.postgres.row(seq).expect("a row");
+                let takes = row.fault.is_some() || self.sites[at].takes(row);
+                let dead = self.postgres.ledger.dead_letters.contains(&(at, seq));
+                assert!(self.postgres.ledger.is_final(at, seq), "P1: {seq} is in no receipt");
+                assert!(!takes || dead || self.streams.has(at, seq), "P1: {seq} is lost");
+                if !takes {
+                    self.swarm.count("unmatched");
+                }
+            }
+        }
+        let session = self.session.as_ref().expect("a session");
+        assert_eq!(session.relay.held_bytes(), 0, "P8: bytes held by nothing");
+        assert_eq!(session.relay.oldest_held(), None);
+    }
+}
+
+impl Site {
+    fn new(index: u64, dice: &mut Dice) -> Site {
+        let envelope = Envelope {
+            relay: "orders".to_owned(),
+            generation: 1,
+            stream: "EVENTS".to_owned(),
+            template: Template::parse("events.{kind}").expect("a template"),
+            id_suffix: None,
+        };
+        let kinds = dice.pick(&[&[][..], &["order.*"][..], &["stock.moved"][..]]);
+        let window = dice.pick(&[2 * SECOND, 10 * SECOND, 120 * SECOND]);
+        let mut publisher = Publisher::new(envelope.clone());
+        publisher.pipeline = dice.pick(&[Pipeline::Batch, Pipeline::PerRun]);
+        Site {
+            broker: Broker::new(dice.coin(), window),
+            publisher,
+            filter: Filter {
+                kinds: kinds.iter().filter(|_| index > 0).map(|kind| (*kind).to_owned()).collect(),
+                tenants: Vec::new(),
+            },
+            envelope,
+            orders_at: 0,
+            reports_at: 0,
+            cut: HashMap::new(),
+        }
+    }
+
+    pub fn takes(&self, event: &outboxd::event::Event) -> bool {
+        outboxd::relay::route::takes(&self.filter, event)
+    }
+}
