@@ -88,11 +88,13 @@ impl Fault {
     /// a tick of the clock, whatever the fault is about.
     fn full(self) -> u64 {
         match self {
-            Fault::LostBeforeStore | Fault::LostAck | Fault::LateStore | Fault::LateAnswer => 60,
-            Fault::LeaderChange | Fault::QuorumLoss | Fault::StreamFull | Fault::BrokerDown => 40,
-            Fault::ConnectionCut | Fault::PipelineChange => 40,
-            Fault::StreamReplaced | Fault::Stop => 8,
-            Fault::SessionLost | Fault::ProcessCrash => 30,
+            Fault::LostBeforeStore | Fault::LateStore => 60,
+            Fault::LostAck => 200,
+            Fault::LeaderChange | Fault::QuorumLoss => 300,
+            Fault::StreamFull | Fault::BrokerDown | Fault::ConnectionCut => 100,
+            Fault::PipelineChange | Fault::LateAnswer => 500,
+            Fault::StreamReplaced | Fault::Stop => 20,
+            Fault::SessionLost | Fault::ProcessCrash => 100,
             Fault::CrashAfterWrite => 1000,
             Fault::ResumeFails | Fault::BurialFails | Fault::LostConfirm => 500,
             Fault::LedgerHangs => 100,
@@ -110,7 +112,7 @@ pub struct Swarm {
 
 impl Swarm {
     pub fn new(dice: &mut Dice) -> Swarm {
-        let density = dice.pick(&[0u64, 200, 400, 600]);
+        let density = dice.pick(&[100, 300, 500, 700]);
         let mut chance = BTreeMap::new();
         for fault in Fault::ALL {
             if dice.per_mille(density) {

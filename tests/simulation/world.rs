@@ -54,6 +54,7 @@ pub struct Site {
 #[derive(Debug)]
 pub enum Happening {
     Write,
+    Calm,
     Read(u64),
     Order(u64, usize, Order),
     Report(u64, usize, Report),
@@ -91,6 +92,10 @@ pub struct World {
     queue: BinaryHeap<Reverse<(Micros, u64)>>,
     happenings: HashMap<u64, Happening>,
     runs: u64,
+    /// Longest way of an order, a report or an answer.
+    lag: Micros,
+    /// Longest time from one trouble to the next.
+    calm_between: Micros,
     writing_until: Micros,
 }
 
@@ -100,7 +105,9 @@ impl World {
         let swarm = Swarm::new(&mut dice);
         let count = dice.between(1, 3);
         let sites = (0..count).map(|index| Site::new(index, &mut dice)).collect();
-        let (runs, writing_until) = (dice.pick(&[1, 3, 40]), dice.between(2, 30) * SECOND);
+        let calm_between = dice.pick(&[200 * MS, SECOND, 5 * SECOND]);
+        let lag = dice.pick(&[500, 20 * MS, 150 * MS]);
+        let (runs, writing_until) = (dice.pick(&[1, 3, 40]), dice.between(2, 40) * SECOND);
         World {
             now: 0,
             base: Instant::now(),
@@ -117,6 +124,8 @@ impl World {
             queue: BinaryHeap::new(),
             happenings: HashMap::new(),
             runs,
+            lag,
+            calm_between,
             writing_until,
         }
     }
@@ -162,6 +171,7 @@ impl World {
     fn happen(&mut self, happening: Happening) {
         match happening {
             Happening::Write => self.write(),
+            Happening::Calm => self.calm(),
             Happening::Read(epoch) => self.read(epoch),
             Happening::Order(epoch, at, order) if epoch == self.epoch => {
                 let fails = matches!(order, Order::Resume { .. })
@@ -219,14 +229,16 @@ impl World {
 
     fn write(&mut self) {
         if self.now < self.writing_until {
-            let burst = self.dice.pick(&[1, 1, 1, 5, 40]);
+            let burst = self.dice.pick(&[1, 1, 5, 40, 100]);
             for _ in 0..burst {
                 self.postgres.write(&mut self.dice, self.runs);
             }
-            let wait = self.dice.between(1, 400) * MS;
+            let wait = self.dice.between(1, 1_000) * MS;
             self.after(wait, Happening::Write);
-        } else if self.swarm.on {
-            self.calm();
+        } else {
+            // The backlog still has to get through the faults for a while.
+            let wait = self.dice.between(0, 60) * SECOND;
+            self.after(wait, Happening::Calm);
         }
     }
 
@@ -265,7 +277,7 @@ impl World {
 
     /// The connection is gone; what was on its way may still arrive, in order, up to some point.
     pub fn cut(&mut self, at: usize) {
-        let late = self.dice.pick(&[0, 0, 20 * MS, SECOND, 8 * SECOND]);
+        let late = self.dice.pick(&[0, 20 * MS, 300 * MS, SECOND, 8 * SECOND]);
         let until = self.now + self.dice.between(0, late);
         let site = &mut self.sites[at];
         if let Some(conn) = site.publisher.conn {
@@ -283,13 +295,16 @@ impl World {
                     self.after(ACK_TIMEOUT, Happening::Watch(self.epoch, at, watched));
                 }
                 Effect::Send(packet) => {
+                    self.swarm.count("sent");
                     let site = &mut self.sites[at];
                     if packet.batch.is_none() {
                         arrival = self.now + self.dice.between(50, 2 * MS);
                     }
                     arrival += self.dice.between(0, 20);
                     if self.swarm.strikes(&mut self.dice, Fault::LateStore) {
-                        arrival += self.dice.between(10 * MS, 15 * SECOND);
+                        // Often about when the publisher gives up.
+                        let least = self.dice.pick(&[10 * MS, ACK_TIMEOUT, ACK_TIMEOUT]);
+                        arrival += least + self.dice.between(0, 40 * self.lag);
                     }
                     debug_assert!(site.publisher.conn == Some(packet.conn));
                     if !self.swarm.strikes(&mut self.dice, Fault::LostBeforeStore) {
@@ -324,7 +339,7 @@ impl World {
                 self.swarm.count("duplicate");
             }
             if !self.swarm.strikes(&mut self.dice, Fault::LostAck) {
-                let wait = self.dice.between(50, 3 * MS);
+                let wait = self.dice.between(50, 2 * MS + self.lag);
                 self.after(wait, Happening::Reply(at, conn, reply));
             }
         }
@@ -332,20 +347,20 @@ impl World {
 
     pub fn send_order(&mut self, at: usize, order: Order) {
         let site = &mut self.sites[at];
-        site.orders_at = site.orders_at.max(self.now + self.dice.between(0, 500));
+        site.orders_at = site.orders_at.max(self.now + self.dice.between(0, self.lag));
         let wait = site.orders_at - self.now;
         self.after(wait, Happening::Order(self.epoch, at, order));
     }
 
     pub fn send_report(&mut self, at: usize, report: Report) {
         let site = &mut self.sites[at];
-        site.reports_at = site.reports_at.max(self.now + self.dice.between(0, 500));
+        site.reports_at = site.reports_at.max(self.now + self.dice.between(0, self.lag));
         let wait = site.reports_at - self.now;
         self.after(wait, Happening::Report(self.epoch, at, report));
     }
 
     fn trouble(&mut self) {
-        let wait = self.dice.between(10, 400) * MS;
+        let wait = self.dice.between(10 * MS, self.calm_between);
         self.after(wait, Happening::Trouble);
         for at in 0..self.sites.len() {
             self.trouble_at(at);
