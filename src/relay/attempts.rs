@@ -111,3 +111,63 @@ impl Attempts {
         [in_flight, self.doubtful].into_iter().flatten().fold(self.known, u64::min)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::lanes::Lanes;
+    use proptest::prelude::*;
+
+    fn slot() -> Slot {
+        let mut lanes = Lanes::new(1);
+        lanes.push(crate::relay::machine::tests::event(1, "run"), None);
+        lanes.take().unwrap()
+    }
+
+    proptest! {
+        /// The model: what each unanswered or doubtful attempt knew when it was sent.
+        #[test]
+        fn the_floor_is_below_everything_unknown(
+            steps in prop::collection::vec((0u8..6, any::<prop::sample::Index>(), 0u64..5), 1..200)
+        ) {
+            let slot = slot();
+            let mut attempts = Attempts::new(40);
+            let mut open: BTreeMap<u64, u64> = BTreeMap::new();
+            let mut doubtful: Vec<u64> = Vec::new();
+            let (mut known, mut next) = (0u64, 40u64);
+            for (step, index, more) in steps {
+                match step {
+                    0 | 1 => {
+                        prop_assert_eq!(attempts.send(slot), Attempt(next));
+                        open.insert(next, known);
+                        next += 1;
+                    }
+                    2 | 3 if !open.is_empty() => {
+                        let (&number, &at) = open.iter().nth(index.index(open.len())).unwrap();
+                        open.remove(&number);
+                        let sent = attempts.answer(number).unwrap();
+                        prop_assert!(attempts.answer(number).is_none(), "answered twice");
+                        if step == 2 {
+                            known += more;
+                            attempts.learn(known);
+                        } else {
+                            attempts.doubt(&sent);
+                            doubtful.push(at);
+                        }
+                    }
+                    4 if open.is_empty() => {
+                        known += more;
+                        attempts.resumed(known, more % 2 == 0);
+                        doubtful = if more % 2 == 0 { Vec::new() } else { vec![known] };
+                    }
+                    _ => prop_assert!(attempts.answer(next + more).is_none(), "never made"),
+                }
+                let unknown = open.values().chain(&doubtful).copied().min();
+                prop_assert_eq!(attempts.floor(), unknown.unwrap_or(known).min(known));
+                prop_assert_eq!(attempts.next_number(), next);
+                let oldest = open.keys().next().copied().unwrap_or(next);
+                prop_assert_eq!(attempts.span() as u64, next - oldest, "remembers too much");
+            }
+        }
+    }
+}

@@ -351,7 +351,27 @@ impl Lanes {
         {
             lane.listed = true;
             self.ready.push(Reverse((entry.ordinal, run)));
+            if self.ready.len() > 64 + 2 * self.lanes.len() {
+                self.forget_stale();
+            }
         }
+    }
+
+    /// Lanes that start over leave pairs behind, one each time; they must not pile up in hours of
+    /// fruitless tries.
+    fn forget_stale(&mut self) {
+        let (lanes, slots) = (&self.lanes, &self.slots);
+        let mut pairs = std::mem::take(&mut self.ready).into_vec();
+        pairs.retain(|Reverse((ordinal, run))| {
+            lanes.get(run).is_some_and(|lane| {
+                let next = usize::try_from(lane.next.0).ok().and_then(|index| slots.get(index));
+                lane.listed
+                    && next.and_then(Option::as_ref).is_some_and(|it| it.ordinal == *ordinal)
+            })
+        });
+        pairs.sort_unstable();
+        pairs.dedup();
+        self.ready = BinaryHeap::from(pairs);
     }
 
     fn store(&mut self, entry: Entry) -> Slot {
@@ -394,3 +414,6 @@ fn get_mut(slots: &mut [Option<Entry>], slot: Slot) -> Option<&mut Entry> {
     let index = usize::try_from(slot.0).ok()?;
     slots.get_mut(index)?.as_mut()
 }
+
+#[cfg(test)]
+mod tests;

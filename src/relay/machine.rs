@@ -446,3 +446,6 @@ fn let_go(held_bytes: &mut usize, entry: Entry) {
 fn violation(what: &str, lsn: Lsn) -> ProtocolViolation {
     ProtocolViolation(format!("{what} at {lsn}"))
 }
+
+#[cfg(test)]
+pub(crate) mod tests;
