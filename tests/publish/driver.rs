@@ -96,10 +96,9 @@ impl Wire {
 
     pub async fn resume(&mut self, floor: Floor) -> Resumed {
         self.publisher.order(Order::Resume { floor });
-        match self.report().await {
-            Report::Resumed(resumed) => resumed.unwrap(),
-            report => panic!("{report:?}"),
-        }
+        let report = self.report().await;
+        let Report::Resumed(Ok(resumed)) = report else { panic!("{report:?}") };
+        resumed
     }
 
     /// Ships in one order; the attempts' numbers.
@@ -116,19 +115,16 @@ impl Wire {
         attempts
     }
 
-    /// Answers until every one of these attempts has one; fences are given back.
+    /// Answers until every one of these attempts has one.
     pub async fn outcomes(&mut self, attempts: &[u64]) -> Vec<Outcome> {
         let mut outcomes = BTreeMap::new();
         while outcomes.len() < attempts.len() {
-            let Report::Answers { answers, fence } = self.report().await else { continue };
+            let Report::Answers(answers) = self.report().await else { continue };
             for Answer { first, last, outcome } in answers {
                 for attempt in attempts.iter().filter(|a| (first.0..=last.0).contains(*a)) {
                     let before = outcomes.insert(*attempt, outcome.clone());
                     assert_eq!(before, None, "attempt {attempt} was answered twice");
                 }
-            }
-            if let Some(fence) = fence {
-                self.publisher.order(Order::Proceed(fence));
             }
         }
         outcomes.into_values().collect()
@@ -209,12 +205,9 @@ impl Run {
             }
             Report::Resumed(Err(_)) if self.phase != Phase::Down => self.resume(false),
             Report::Resumed(Err(_)) => {}
-            Report::Answers { answers, fence } => {
+            Report::Answers(answers) => {
                 for answer in answers {
                     self.answer(&answer);
-                }
-                if let Some(fence) = fence {
-                    self.wire.publisher.order(Order::Proceed(fence));
                 }
             }
         }
