@@ -2,6 +2,7 @@
 //! connections. Owns deadlines and the rules on falling back.
 
 use secrecy::ExposeSecret;
+use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -31,9 +32,11 @@ pub async fn connect(config: &SourceConfig) -> Result<Link, Failure> {
     let connector = Connector::new(config)?;
     let mut failures = Failures::default();
     for target in &connector.dsn.targets {
-        match connector.link(target).await {
-            Ok(link) => return Ok(link),
-            Err(failure) => failures.add(target, failure)?,
+        for address in connector.addresses(target, &mut failures).await {
+            match connector.link(&address).await {
+                Ok(link) => return Ok(link),
+                Err(failure) => failures.add(&address, failure)?,
+            }
         }
     }
     Err(failures.into_one())
@@ -44,9 +47,11 @@ pub async fn connect_control(config: &SourceConfig) -> Result<(Control, Identity
     let connector = Connector::new(config)?;
     let mut failures = Failures::default();
     for target in &connector.dsn.targets {
-        match connector.control(target).await {
-            Ok(control) => return Ok(control),
-            Err(failure) => failures.add(target, failure)?,
+        for address in connector.addresses(target, &mut failures).await {
+            match connector.control(&address).await {
+                Ok(control) => return Ok(control),
+                Err(failure) => failures.add(&address, failure)?,
+            }
         }
     }
     Err(failures.into_one())
@@ -66,6 +71,32 @@ impl Connector {
         let deadline = config.connect_timeout;
         let deadline = dsn.connect_timeout.map_or(deadline, |own| own.min(deadline));
         Ok(Connector { tls: Tls::load(&dsn.tls)?, dsn, deadline })
+    }
+
+    /// The target once for each address of its name: each has the whole deadline, as in libpq, and
+    /// both connections go to the same one.
+    async fn addresses(&self, target: &Target, failures: &mut Failures) -> Vec<Target> {
+        let Endpoint::Tcp { host, address: None } = &target.endpoint else {
+            return vec![target.clone()];
+        };
+        let look_up = tokio::net::lookup_host((host.as_str(), target.port));
+        let reason = match timeout(self.deadline, look_up).await {
+            Ok(Ok(found)) => {
+                let at = |address: SocketAddr| Target {
+                    endpoint: Endpoint::Tcp { host: host.clone(), address: Some(address.ip()) },
+                    port: target.port,
+                };
+                let found: Vec<_> = found.map(at).collect();
+                if !found.is_empty() {
+                    return found;
+                }
+                "the name has no address".to_owned()
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("the name was not resolved within {:?}", self.deadline),
+        };
+        failures.note(target, Failure::new(Kind::SourceUnreachable, reason));
+        Vec::new()
     }
 
     async fn link(&self, target: &Target) -> Result<Link, Failure> {
@@ -148,11 +179,15 @@ fn is_about_encryption(failure: &Failure) -> bool {
 struct Failures(Vec<(String, Failure)>);
 
 impl Failures {
+    fn note(&mut self, target: &Target, failure: Failure) {
+        self.0.push((target.to_string(), failure));
+    }
+
     /// Notes a failure, or ends the search: a server that refused the log-in is the right one, and
     /// the next would be asked with the same wrong password.
     fn add(&mut self, target: &Target, failure: Failure) -> Result<(), Failure> {
         let last = failure.kind == Kind::SourceLogin;
-        self.0.push((target.to_string(), failure));
+        self.note(target, failure);
         if last { Err(std::mem::take(self).into_one()) } else { Ok(()) }
     }
 

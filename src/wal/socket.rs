@@ -49,7 +49,6 @@ impl Socket {
             Endpoint::Tcp { host, address } => {
                 let tcp = match address {
                     Some(address) => TcpStream::connect((*address, target.port)).await,
-                    // Tries every address of the name in turn.
                     None => TcpStream::connect((host.as_str(), target.port)).await,
                 };
                 let tcp = tcp.map_err(unreachable)?;

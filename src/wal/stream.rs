@@ -4,13 +4,14 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use pgwire_replication::protocol::framing::MAX_MESSAGE_SIZE;
 use pgwire_replication::protocol::{ReplicationCopyData, parse_copy_data};
+use postgres_protocol::message::frontend;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWrite};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -102,11 +103,17 @@ impl Drop for WalStream {
     }
 }
 
+/// A server in the middle of a transaction answers CopyDone only after it has sent the whole of it.
+/// After this time it is told to terminate, which it does between two messages.
+const ENDING_PATIENCE: Duration = Duration::from_millis(500);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Streaming,
-    /// We said CopyDone; data is dropped.
-    Ending,
+    /// We said CopyDone; data is dropped. When to say Terminate.
+    Ending(Instant),
+    /// We said Terminate: the end of the connection is the answer.
+    Terminating,
     /// The server said ReadyForQuery.
     Ended,
 }
@@ -146,6 +153,10 @@ impl Worker {
         self.absorb()?;
         while self.phase != Phase::Ended {
             let now = Instant::now();
+            if matches!(self.phase, Phase::Ending(patience) if patience <= now) {
+                frontend::terminate(&mut self.unsent);
+                self.phase = Phase::Terminating;
+            }
             let reading = self.phase != Phase::Streaming || !self.queue.is_full();
             self.feedback.pause(now, !reading);
             if self.phase == Phase::Streaming && self.feedback.due(now) <= now {
@@ -153,8 +164,10 @@ impl Worker {
             }
             let dead_at = self.feedback.dead_at();
             let mut wake = dead_at.unwrap_or(now + Duration::from_secs(3600));
-            if self.phase == Phase::Streaming {
-                wake = wake.min(self.feedback.due(now));
+            match self.phase {
+                Phase::Streaming => wake = wake.min(self.feedback.due(now)),
+                Phase::Ending(patience) => wake = wake.min(patience),
+                Phase::Terminating | Phase::Ended => {}
             }
 
             // In order of urgency. The socket comes before the clock: a server is silent only if
@@ -172,6 +185,8 @@ impl Worker {
                     &mut self.socket, &mut self.unread, &mut self.unsent, &mut self.flushed, reading
                 ) => {
                     match read {
+                        // It read everything up to Terminate.
+                        Ok(0) if self.phase == Phase::Terminating => return Ok(()),
                         Ok(0) => return Err(broken(&io::ErrorKind::UnexpectedEof.into())),
                         Ok(_) => self.absorb()?,
                         Err(error) => return Err(broken(&error)),
@@ -188,19 +203,21 @@ impl Worker {
                 }
             }
         }
-        Ok(())
+        // Only politeness: what is confirmed has arrived.
+        frontend::terminate(&mut self.unsent);
+        self.socket.write_all(&self.unsent).await.and(Ok(())).or(Ok(()))
     }
 
     fn report(&mut self, now: Instant) {
         self.feedback.report(now).encode(self.clock.now(now), &mut self.unsent);
     }
 
-    /// Last report, CopyDone, Terminate: the server handles them in this order, and answers
-    /// CopyDone with its own before it reads on.
+    /// Last report, then CopyDone: the server handles them in this order.
     fn say_goodbye(&mut self) {
-        self.report(Instant::now());
-        postgres_protocol::message::frontend::copy_done(&mut self.unsent);
-        self.phase = Phase::Ending;
+        let now = Instant::now();
+        self.report(now);
+        frontend::copy_done(&mut self.unsent);
+        self.phase = Phase::Ending(now + ENDING_PATIENCE);
     }
 
     /// Every whole message that was read.
@@ -240,7 +257,7 @@ impl Worker {
         match (tag, self.phase) {
             (b'd', Phase::Streaming) => self.copy_data(now, body),
             (b'd' | b'c' | b'C', _) if self.phase != Phase::Streaming => Ok(()),
-            (b'Z', Phase::Ending) => {
+            (b'Z', Phase::Ending(_) | Phase::Terminating) => {
                 self.phase = Phase::Ended;
                 Ok(())
             }

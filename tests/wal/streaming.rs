@@ -5,7 +5,7 @@ use outboxd::lsn::Lsn;
 use outboxd::sandbox::{PostgresOptions, Stop};
 use outboxd::wal::{Link, WalItem, connect};
 use std::time::Duration;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::{
     PATIENCE, confirmed, eventually, lsn, read_transactions, server, source, stream, text,
@@ -118,6 +118,30 @@ async fn messages_larger_than_any_buffer_come_whole() {
         assert!(inserts[0].len() >= bytes && inserts[0].len() < bytes + 60);
         assert!(inserts[0][inserts[0].len() - bytes..].iter().all(|byte| *byte == b'y'));
     }
+}
+
+#[tokio::test]
+async fn a_stop_in_the_middle_of_a_transaction_is_quick_and_loses_no_confirmation() {
+    let (postgres, client) = server(PostgresOptions::default()).await;
+    let Link { control: _control, replication, .. } =
+        connect(&source(&postgres.unix_url())).await.unwrap();
+    let mut stream = replication.with_queue_bytes(64 << 10).start("slot", "pub").await.unwrap();
+    client.batch_execute("INSERT INTO t VALUES (1, 'small')").await.unwrap();
+    let (end, _) = read_transactions(&mut stream, 1).await;
+    client
+        .batch_execute("INSERT INTO t SELECT i, repeat('x', 2000) FROM generate_series(1, 60000) i")
+        .await
+        .unwrap();
+    timeout(PATIENCE, stream.next()).await.unwrap().unwrap();
+    stream.confirm(end);
+    let start = Instant::now();
+    stream.stop(PATIENCE).await.unwrap();
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert_eq!(confirmed(&client).await, end);
+    eventually("the slot is free", async || {
+        text(&client, "SELECT active::text FROM pg_replication_slots").await.unwrap() == "false"
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -167,6 +167,9 @@ async fn a_killed_server_ends_both_connections() {
     let (mut postgres, _client) = server(PostgresOptions::default()).await;
     let (control, mut stream) = stream(&postgres).await;
     postgres.kill9().unwrap();
-    let ended = [end(&mut stream).await.kind, control.closed().await.kind];
-    assert_eq!(ended, [Kind::SourceUnreachable; 2]);
+    for failure in [end(&mut stream).await, control.closed().await] {
+        // A backend may have had the time to say that another one crashed (57P02).
+        let known = [Kind::SourceUnreachable, Kind::SourceShutdown];
+        assert!(known.contains(&failure.kind), "{failure}");
+    }
 }
