@@ -98,6 +98,9 @@ kinds! {
     /// The outbox table lacks a column, or one has a type that can't be used.
     TableShape "table-shape" Setup
         "make the table fit: `outboxd check` lists what differs";
+    /// The ledger was written in another cluster.
+    OtherCluster "other-cluster" Setup
+        "point [source] url at the cluster that the ledger belongs to, or give the relay another [relay] name";
     /// 42501.
     Privilege "privilege" Setup
         "apply the grants of `outboxd schema --grants --role ROLE`";

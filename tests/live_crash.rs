@@ -8,7 +8,7 @@ mod support;
 use std::time::Duration;
 
 use outboxd::sandbox::{Dice, Workload, World, WorldOptions};
-use support::{drill, finish_and_judge, options, paced};
+use support::{drill, finish_and_judge, options, paced, paced_over};
 
 /// Kills the relay `kills` times, spread over the load, each time a random moment after a mark.
 async fn survives_kills(options: WorldOptions, load: Workload, kills: u64, pause: Duration) {
@@ -51,5 +51,6 @@ async fn the_relay_is_killed_with_one_event_of_a_run_in_flight() {
 async fn the_relay_is_killed_and_away_for_longer_than_the_dedupe_window() {
     let (window, pause) = if drill() { ("2s", 10) } else { ("1s", 2) };
     let options = WorldOptions { create: format!("duplicate_window = \"{window}\""), ..options() };
-    survives_kills(options, paced(), 3, Duration::from_secs(pause)).await;
+    let (kills, load) = (3, paced_over(if drill() { 30 } else { 4 } + 4 * pause));
+    survives_kills(options, load, kills, Duration::from_secs(pause)).await;
 }

@@ -2,6 +2,7 @@
 //! below which no outcome of ours is unknown. Resume reads from there.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
 
 use crate::relay::lanes::Slot;
 use crate::relay::outcome::Attempt;
@@ -11,6 +12,8 @@ use crate::relay::outcome::Attempt;
 pub struct Sent {
     /// What was sent.
     pub slot: Slot,
+    /// When.
+    pub at: Instant,
     /// Highest stream sequence known at that moment: the message can only be above it.
     known: u64,
 }
@@ -42,9 +45,9 @@ impl Attempts {
     }
 
     /// A new attempt for `slot`.
-    pub fn send(&mut self, slot: Slot) -> Attempt {
+    pub fn send(&mut self, slot: Slot, at: Instant) -> Attempt {
         let number = self.next_number();
-        self.open.push_back(Some(Sent { slot, known: self.known }));
+        self.open.push_back(Some(Sent { slot, at, known: self.known }));
         *self.at_send.entry(self.known).or_default() += 1;
         Attempt(number)
     }
@@ -130,7 +133,7 @@ mod tests {
         fn the_floor_is_below_everything_unknown(
             steps in prop::collection::vec((0u8..6, any::<prop::sample::Index>(), 0u64..5), 1..200)
         ) {
-            let slot = slot();
+            let (slot, now) = (slot(), Instant::now());
             let mut attempts = Attempts::new(40);
             let mut open: BTreeMap<u64, u64> = BTreeMap::new();
             let mut doubtful: Vec<u64> = Vec::new();
@@ -138,7 +141,7 @@ mod tests {
             for (step, index, more) in steps {
                 match step {
                     0 | 1 => {
-                        prop_assert_eq!(attempts.send(slot), Attempt(next));
+                        prop_assert_eq!(attempts.send(slot, now), Attempt(next));
                         open.insert(next, known);
                         next += 1;
                     }

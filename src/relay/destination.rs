@@ -3,7 +3,7 @@
 //! duplicate, since only that proves a working broker; (3) Resume; (4) go on.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::config::Filter;
 use crate::event::{Event, EventId, Fault, Reason};
@@ -143,6 +143,8 @@ pub struct Destination {
     /// Numbers in receipts that are being written.
     writing: RangeSet,
     last_acked: Option<LastAcked>,
+    /// From send to ack, of the events acked since the pump last asked.
+    waits: Vec<Duration>,
 }
 
 /// The newest message known to be in the stream; a receipt names it.
@@ -176,6 +178,7 @@ impl Destination {
             to_bury: Vec::new(),
             writing: RangeSet::default(),
             last_acked: None,
+            waits: Vec::new(),
         }
     }
 
@@ -229,6 +232,10 @@ impl Destination {
     pub fn recorded_floor(&self, created: &str) -> u64 {
         let floor = self.recorded_floor.as_ref().filter(|floor| floor.created == created);
         floor.map_or(0, |floor| floor.seq)
+    }
+
+    pub(super) fn take_waits(&mut self) -> std::vec::Drain<'_, Duration> {
+        self.waits.drain(..)
     }
 
     /// Does nothing of it wait for an answer, a burial or a ledger write?
@@ -341,7 +348,10 @@ impl Destination {
             let Some(sent) = self.attempts.answer(number) else { continue };
             answered += 1;
             match &answer.outcome {
-                Outcome::Stored { .. } => stored.extend(self.lanes.settle(sent.slot)),
+                Outcome::Stored { .. } => {
+                    self.waits.push(now.saturating_duration_since(sent.at));
+                    stored.extend(self.lanes.settle(sent.slot));
+                }
                 Outcome::Unknown(_) => {
                     self.attempts.doubt(&sent);
                     self.lanes.give_back(sent.slot, None);
@@ -491,7 +501,7 @@ impl Destination {
             match self.encode(&entry.event) {
                 Ok(message) => {
                     self.counts.sent += 1;
-                    return Some(Step::Send(self.attempts.send(slot), message));
+                    return Some(Step::Send(self.attempts.send(slot, now), message));
                 }
                 Err(fault) => self.condemn(slot, fault),
             }

@@ -423,6 +423,12 @@ impl Relay {
         self.acked.drain(..)
     }
 
+    /// How long the events that a destination acked since the last call were under way.
+    pub fn take_waits(&mut self, id: DestinationId) -> impl Iterator<Item = Duration> {
+        let destination = self.destinations.get_mut(usize::from(id.0));
+        destination.into_iter().flat_map(Destination::take_waits)
+    }
+
     /// The number that no attempt of any destination has reached: where a next session starts.
     pub fn next_attempt(&self) -> u64 {
         let numbers = self.destinations.iter().map(|each| each.attempts.next_number());

@@ -200,9 +200,7 @@ impl Pump<'_> {
                 for answer in answers {
                     self.feed(Input::Answer(id, answer))?;
                 }
-                for committed_at in self.relay.take_acked() {
-                    self.reporter.acked(committed_at);
-                }
+                self.reporter.acked(id, self.relay);
                 Ok(())
             }
             Report::Resumed(Ok(resumed)) => self.verify(id, resumed, jobs),

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use crate::admin::status::{Phase, Source, Status};
 use crate::error::Failure;
-use crate::event::UnixMicros;
 use crate::lsn::Lsn;
 use crate::relay::Relay;
 use crate::relay::machine::Verified;
@@ -69,12 +68,21 @@ impl Reporter {
         self.status.received(received);
     }
 
-    /// An event is acknowledged.
-    pub fn acked(&mut self, committed_at: UnixMicros) {
+    /// Events are acknowledged: their times since commit and since sending.
+    pub fn acked(&mut self, id: DestinationId, relay: &mut Relay) {
         self.dirty = true;
-        if let Some(now) = self.status.server_now() {
-            let micros = u64::try_from(now.0.saturating_sub(committed_at.0)).unwrap_or(0);
-            self.status.commit_to_ack.record(Duration::from_micros(micros));
+        let server_now = self.status.server_now();
+        for committed_at in relay.take_acked() {
+            // The commit time of a session with a replication origin can lie in the future.
+            let since = server_now.map(|now| now.0.saturating_sub(committed_at.0));
+            if let Some(micros) = since.and_then(|since| u64::try_from(since).ok()) {
+                self.status.commit_to_ack.record(Duration::from_micros(micros));
+            }
+        }
+        if let Some(destination) = self.status.destination(id) {
+            for wait in relay.take_waits(id) {
+                destination.publish_duration.record(wait);
+            }
         }
     }
 

@@ -24,7 +24,7 @@ use crate::run::pump::Pump;
 use crate::run::reporting::Reporter;
 use crate::run::work::{Ledger, Place};
 use crate::store::slot::{self, Slot, SlotState};
-use crate::store::{Store, identity, lock};
+use crate::store::{Store, identity, lock, shape};
 use crate::wal::{self, Control, Identity, Link};
 
 /// How often a standby asks for the lock: a take-over within seconds, at one cheap query each.
@@ -158,9 +158,25 @@ async fn prepare(
     let client = Arc::clone(&control.client);
     let name = &config.relay.name;
     let store = Store::open(&client, name, &config.source).await?;
+    shape::require(&client, &config.source).await?;
     let (system, timeline) = (&identity.system_identifier, identity.timeline);
     let row =
         identity::read_or_create(&client, name, &config.source.table, system, timeline).await?;
+    if row.system_identifier != *system {
+        let detail = format!(
+            "the ledger of relay `{name}` was written in cluster {}, this is cluster {system}",
+            row.system_identifier
+        );
+        return Err(Failure::new(Kind::OtherCluster, detail));
+    }
+    if row.timeline != timeline {
+        tracing::warn!(
+            was = row.timeline,
+            now = timeline,
+            "the server was promoted or restored since the relay last ran"
+        );
+        identity::move_on(&client, name, system, timeline).await?;
+    }
     let slot = usable(&config.source.slot, slot::find(&client, &config.source.slot).await?)?;
     let mut recorded = vec![(RangeSet::default(), Lsn::ZERO); config.destinations.len()];
     for part in store.load(&client, slot.confirmed_flush).await? {

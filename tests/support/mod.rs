@@ -41,7 +41,11 @@ pub fn workload() -> Workload {
 
 /// The same, spread over some seconds, so that faults fall into it.
 pub fn paced() -> Workload {
-    let seconds = if drill() { 30 } else { 4 };
+    paced_over(if drill() { 30 } else { 4 })
+}
+
+/// The same, for faults that themselves take seconds.
+pub fn paced_over(seconds: u64) -> Workload {
     Workload { rate: Some(events() / seconds), ..workload() }
 }
 
