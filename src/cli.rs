@@ -66,6 +66,8 @@ pub enum Command {
     Check(commands::check::Args),
     /// Show the relay's state, as the running relay tells it.
     Status(commands::status::Args),
+    /// Watch it work on throw-away servers, and get a verdict.
+    Demo(commands::demo::Args),
     /// Show or explain the configuration.
     #[command(subcommand)]
     Config(commands::config::Command),

@@ -4,6 +4,7 @@ pub mod check;
 pub mod completions;
 pub mod config;
 pub mod deinit;
+pub mod demo;
 pub mod init;
 pub mod run;
 pub mod schema;
@@ -17,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cli::{Cli, Command};
 use crate::config::Faults;
 use crate::error::Failure;
+use crate::sandbox::SandboxError;
 
 /// `EX_CONFIG` of sysexits.h.
 const EXIT_CONFIG: u8 = 78;
@@ -31,6 +33,8 @@ pub enum Stopped {
     Config(Faults),
     /// Something failed.
     Failure(Failure),
+    /// The demo's servers.
+    Sandbox(SandboxError),
     /// Standard output can't be written.
     Output(io::Error),
     /// The command looked, and the answer is no; it has said so.
@@ -51,6 +55,12 @@ impl From<Failure> for Stopped {
     }
 }
 
+impl From<SandboxError> for Stopped {
+    fn from(error: SandboxError) -> Stopped {
+        Stopped::Sandbox(error)
+    }
+}
+
 impl From<io::Error> for Stopped {
     fn from(error: io::Error) -> Stopped {
         Stopped::Output(error)
@@ -65,6 +75,7 @@ impl Stopped {
             Stopped::Failure(failure) => {
                 (format!("error: {failure}\nnext: {}\n", failure.kind.remedy()), 1)
             }
+            Stopped::Sandbox(error) => (format!("error: {error}\n"), 1),
             // The reader of a pipe had enough: that is how `outboxd … | head` ends.
             Stopped::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => {
                 return ExitCode::SUCCESS;
@@ -84,7 +95,7 @@ impl Stopped {
 /// where it stands when `stop` comes.
 pub async fn run(cli: Cli, stop: CancellationToken) -> Result<(), Stopped> {
     let places = cli.places();
-    let goes_on = matches!(cli.command, Command::Run(_));
+    let goes_on = matches!(cli.command, Command::Run(_) | Command::Demo(_));
     let short = async {
         match cli.command {
             Command::Run(args) => run::run(&args, &places, stop.clone()).await,
@@ -96,6 +107,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<(), Stopped> {
             Command::Deinit(args) => deinit::run(&args, &places.load()?.config).await,
             Command::Check(args) => check::run(&args, &places.load()?.config).await,
             Command::Status(args) => status::run(&args, &places).await,
+            Command::Demo(args) => demo::run(&args, stop.clone()).await,
             Command::Config(command) => config::run(&command, &places),
             Command::Completions(args) => completions::run(&args),
         }

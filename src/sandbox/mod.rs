@@ -51,5 +51,12 @@ impl SandboxError {
     }
 }
 
+impl From<tokio_postgres::Error> for SandboxError {
+    fn from(error: tokio_postgres::Error) -> SandboxError {
+        let words = error.as_db_error().map_or_else(|| error.to_string(), ToString::to_string);
+        SandboxError(format!("PostgreSQL: {words}"))
+    }
+}
+
 /// Result of this module.
 pub type Result<T> = std::result::Result<T, SandboxError>;

@@ -103,6 +103,12 @@ impl Load {
         *self.committed.borrow()
     }
 
+    /// The same count to watch.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.committed.clone()
+    }
+
     /// Waits until so many rows are committed, or the writers are done.
     pub async fn reach(&mut self, count: u64) {
         // An error means that all writers ended.
@@ -290,8 +296,9 @@ impl Writer {
 /// The function is the way in that the schema offers; a subject per kind shows that order holds
 /// across subjects.
 const INSERT: &str = "\
-    SELECT outbox.publish(run_id => r, kind => 'demo.kind-' || (ascii(right(r, 1)) % 3), \
-                          payload => p::json, id => i) \
+    SELECT outbox.publish(run_id => r, payload => p::json, id => i, \
+                          kind => CASE o % 3 WHEN 1 THEN 'order.created' \
+                                             WHEN 2 THEN 'order.paid' ELSE 'order.shipped' END) \
       FROM unnest($1::uuid[], $2::text[], $3::text[]) WITH ORDINALITY AS t (i, r, p, o) \
      ORDER BY o";
 
