@@ -27,6 +27,8 @@ const TRY_AGAIN: Duration = Duration::from_millis(500);
 const PULL: u64 = 1_000;
 /// A request to the consumer ends after this long without a message.
 const PULL_EXPIRES: Duration = Duration::from_secs(2);
+/// Requests in a row without a message, after which another consumer is tried.
+const EMPTY_PULLS: u32 = 5;
 /// Our own patience with one, longer than the server's.
 const PULL_PATIENCE: Duration = Duration::from_secs(5);
 /// The server removes a consumer that nobody asks.
@@ -42,7 +44,15 @@ pub(super) async fn resume(
     floor: &Floor,
 ) -> Result<Resumed, Failure> {
     let filter = config.subject.filter_subject();
-    let mut reader = Reader { link, config, envelope, filter, found: Vec::new(), read_to: 0 };
+    let mut reader = Reader {
+        link,
+        config,
+        envelope,
+        filter,
+        created: String::new(),
+        found: Vec::new(),
+        read_to: 0,
+    };
     let mut tries = 0;
     loop {
         tries += 1;
@@ -118,6 +128,7 @@ struct Reader<'a> {
     config: &'a DestinationConfig,
     envelope: &'a Envelope,
     filter: String,
+    created: String,
     found: Vec<Found>,
     /// Everything up to here is in `found`.
     read_to: u64,
@@ -130,6 +141,12 @@ impl Reader<'_> {
         // the first question is in the answer to the second.
         let info: StreamInfo =
             self.link.ask(&format!("STREAM.INFO.{}", self.config.stream), None).await?;
+        if self.created != info.created {
+            // Replaced since the last try: what was read is of another stream.
+            self.created.clone_from(&info.created);
+            self.found.clear();
+            self.read_to = 0;
+        }
         let known = if floor.created == info.created { floor.seq } else { 0 };
         if info.state.last_seq < known {
             let detail = format!(
@@ -184,6 +201,7 @@ impl Reader<'_> {
         let next = format!("CONSUMER.MSG.NEXT.{stream}.{name}");
         let pull = json!({ "batch": PULL, "expires": nanos(PULL_EXPIRES) });
         let mut consumer_seq = 0;
+        let mut empty = 0;
         for request in 0_u64.. {
             self.link.tell(&next, format!("{inbox}.{request}"), &pull).await?;
             let mut left = PULL;
@@ -198,6 +216,10 @@ impl Reader<'_> {
                 };
                 if let Some(status) = message.status {
                     self.end_of_request(status, end).await?;
+                    empty = if left == PULL { empty + 1 } else { 0 };
+                    if empty >= EMPTY_PULLS {
+                        return Err(self.again("the consumer does not get to the end"));
+                    }
                     break;
                 }
                 let Some((stream_seq, seq)) = delivery(&message) else {

@@ -118,7 +118,10 @@ impl<'a> Session<'a> {
 
     async fn work(&mut self) -> Result<Ended, Failure> {
         loop {
-            while let Ok(order) = self.task.orders.try_recv() {
+            // What follows a Reset is for the next session, which announces itself first.
+            while !self.reset
+                && let Ok(order) = self.task.orders.try_recv()
+            {
                 self.accept(order).await?;
             }
             if self.reset {
@@ -139,6 +142,7 @@ impl<'a> Session<'a> {
             self.flush_answers();
             let deadline = self.deadline();
             let wake = deadline.into_iter().chain([self.look_at]).min().unwrap_or(self.look_at);
+            let more = !self.halted && !self.queue.is_empty() && self.takes_next();
             // Results before new work, and an answer that is there before its deadline.
             tokio::select! {
                 biased;
@@ -153,6 +157,7 @@ impl<'a> Session<'a> {
                     Some(order) => self.accept(order).await?,
                     None => return Ok(Ended::Stopped),
                 },
+                () = std::future::ready(()), if more => {}
                 () = sleep_until(wake.into()) => self.expire(Instant::now())?,
             }
         }
