@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Runs the live tests on every pair of the oldest and newest supported servers; prints a table.
+
+    scripts/matrix.py               all four
+    scripts/matrix.py 18 2.10       one
+
+Exits with 1 when a pair failed. Each pair's output is in target/matrix/.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DEV = ROOT / ".dev"
+OUT = ROOT / "target" / "matrix"
+POSTGRES = ["14", "18"]
+NATS = ["2.10", "2.15"]
+# The sandbox's own tests say whether the servers run at all.
+TESTS = ["--test", "sandbox", "--test", "live_*"]
+RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed;", re.MULTILINE)
+# cargo's own headings come on the other stream, so a test's binary can't be told from here.
+FAILED = re.compile(r"^test (\S+) \.\.\. FAILED$", re.MULTILINE)
+
+
+def main():
+    wanted = tuple(sys.argv[1:3]) if len(sys.argv) == 3 else None
+    pairs = [(p, n) for p in POSTGRES for n in NATS if wanted in (None, (p, n))]
+    if not pairs:
+        sys.exit(__doc__)
+    OUT.mkdir(parents=True, exist_ok=True)
+    # Compile once, outside the figures.
+    built = subprocess.run(["cargo", "test", "--locked", "--no-run", *TESTS], cwd=ROOT)
+    if built.returncode != 0:
+        sys.exit("matrix: the tests don't compile")
+    rows = [run(*pair) for pair in pairs]
+    print()
+    print("| PostgreSQL | nats-server | passed | failed | seconds | verdict |")
+    print("|---|---|---|---|---|---|")
+    for row in rows:
+        print("| {} | {} | {} | {} | {:.0f} | {} |".format(*row))
+    good = all(row[-1] == "ok" for row in rows)
+    print(f"\nmatrix: {'ok' if good else 'failed'}")
+    sys.exit(0 if good else 1)
+
+
+def run(postgres, nats):
+    pg_bin = DEV / f"postgres-{postgres}" / "bin"
+    program = DEV / f"nats-{nats}" / "nats-server"
+    environment = dict(os.environ, OUTBOXD_PG_BIN=str(pg_bin), OUTBOXD_NATS_SERVER=str(program))
+    versions = version(pg_bin / "postgres", "-V"), version(program, "--version")
+    print(f"matrix: PostgreSQL {versions[0]}, nats-server {versions[1]}", flush=True)
+    start = time.monotonic()
+    done = subprocess.run(
+        ["cargo", "test", "--locked", "--no-fail-fast", *TESTS],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )
+    took = time.monotonic() - start
+    log = OUT / f"postgres-{postgres}-nats-{nats}.log"
+    log.write_text(done.stdout)
+    results = [(int(passed), int(failed)) for passed, failed in RESULT.findall(done.stdout)]
+    passed, failed = sum(r[0] for r in results), sum(r[1] for r in results)
+    good = done.returncode == 0 and passed > 0 and failed == 0
+    if not good:
+        names = ", ".join(FAILED.findall(done.stdout)) or "cargo itself"
+        print(f"matrix:   failed: {names}; see {log.relative_to(ROOT)}", flush=True)
+    return (*versions, passed, failed, took, "ok" if good else "FAILED")
+
+
+def version(program, argument):
+    if not program.exists():
+        sys.exit(f"matrix: {program} is missing: run `make matrix`, which fetches it")
+    words = subprocess.run([program, argument], capture_output=True, text=True, check=True).stdout
+    return re.search(r"\d+\.\d+(\.\d+)?", words).group()
+
+
+if __name__ == "__main__":
+    main()
