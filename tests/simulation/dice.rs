@@ -53,6 +53,7 @@ pub enum Fault {
     PipelineChange,
     ResumeFails,
     SessionLost,
+    TwoAtOnce,
     ProcessCrash,
     CrashAfterWrite,
     LedgerHangs,
@@ -62,7 +63,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    pub const ALL: [Fault; 19] = [
+    pub const ALL: [Fault; 20] = [
         Fault::LostBeforeStore,
         Fault::LostAck,
         Fault::LateStore,
@@ -76,6 +77,7 @@ impl Fault {
         Fault::PipelineChange,
         Fault::ResumeFails,
         Fault::SessionLost,
+        Fault::TwoAtOnce,
         Fault::ProcessCrash,
         Fault::CrashAfterWrite,
         Fault::LedgerHangs,
@@ -92,7 +94,7 @@ impl Fault {
             Fault::LostAck => 200,
             Fault::LeaderChange | Fault::QuorumLoss => 300,
             Fault::StreamFull | Fault::BrokerDown | Fault::ConnectionCut => 100,
-            Fault::PipelineChange | Fault::LateAnswer => 500,
+            Fault::PipelineChange | Fault::LateAnswer | Fault::TwoAtOnce => 500,
             Fault::StreamReplaced | Fault::Stop => 20,
             Fault::SessionLost | Fault::ProcessCrash => 100,
             Fault::CrashAfterWrite => 1000,

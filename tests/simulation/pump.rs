@@ -76,10 +76,6 @@ impl World {
             stopping: false,
         });
         for at in 0..self.sites.len() {
-            let site = &mut self.sites[at];
-            let pipeline = site.publisher.pipeline;
-            site.publisher = Publisher::new(site.envelope.clone());
-            site.publisher.pipeline = pipeline;
             let wait = self.dice.between(0, 50 * MS);
             self.after(wait, Happening::Connect(self.epoch, at));
         }
@@ -107,8 +103,17 @@ impl World {
             self.write_durably(&job);
         }
         for at in 0..self.sites.len() {
-            self.cut(at);
-            self.sites[at].publisher.conn = None;
+            let site = &mut self.sites[at];
+            let publisher =
+                std::mem::replace(&mut site.publisher, Publisher::new(site.envelope.clone()));
+            site.publisher.pipeline = publisher.pipeline;
+            if !process && self.swarm.strikes(&mut self.dice, Fault::TwoAtOnce) {
+                self.sites[at].zombies.push(publisher);
+                let wait = self.dice.between(MS, 10_000 * MS);
+                self.after(wait, Happening::Bury(at));
+            } else {
+                self.cut(at, publisher.conn);
+            }
         }
         self.next_attempt = if process { 1 } else { session.relay.next_attempt() };
         self.processes += u64::from(process);

@@ -43,6 +43,8 @@ pub const MUST_HAPPEN: [&str; 10] = [
 pub struct Site {
     pub broker: Broker,
     pub publisher: Publisher,
+    /// Of lost sessions that have not noticed yet.
+    pub zombies: Vec<Publisher>,
     pub filter: Filter,
     pub envelope: Envelope,
     orders_at: Micros,
@@ -72,6 +74,7 @@ pub enum Happening {
     Session,
     Wake(u64),
     StopBound(u64),
+    Bury(usize),
 }
 
 pub struct World {
@@ -188,6 +191,13 @@ impl World {
                 if site.publisher.conn == Some(conn) {
                     let effects = site.publisher.reply(reply, &site.broker, &mut self.ids);
                     self.effects(at, effects);
+                } else if let Some(zombie) =
+                    site.zombies.iter_mut().find(|zombie| zombie.conn == Some(conn))
+                {
+                    // It goes on sending what it was given; nobody hears its reports.
+                    let mut effects = zombie.reply(reply, &site.broker, &mut self.ids);
+                    effects.retain(|effect| matches!(effect, Effect::Send(_)));
+                    self.effects(at, effects);
                 }
             }
             Happening::Watch(epoch, at, watched) if epoch == self.epoch => {
@@ -221,6 +231,11 @@ impl World {
             Happening::Session if self.session.is_none() => self.begin_session(),
             Happening::StopBound(epoch) if epoch == self.epoch => {
                 panic!("asked to stop {STOP_BOUND} us ago and not quiet")
+            }
+            Happening::Bury(at) => {
+                for zombie in std::mem::take(&mut self.sites[at].zombies) {
+                    self.cut(at, zombie.conn);
+                }
             }
             // Stale, or only there for the core to be polled.
             _ => {}
@@ -260,7 +275,7 @@ impl World {
     fn connect(&mut self, at: usize) {
         let changes = self.swarm.strikes(&mut self.dice, Fault::PipelineChange);
         let site = &mut self.sites[at];
-        if !site.broker.up || site.publisher.conn.is_some() {
+        if self.session.is_none() || !site.broker.up || site.publisher.conn.is_some() {
             return;
         }
         let mut pipeline = site.publisher.pipeline;
@@ -276,11 +291,11 @@ impl World {
     }
 
     /// The connection is gone; what was on its way may still arrive, in order, up to some point.
-    pub fn cut(&mut self, at: usize) {
+    pub fn cut(&mut self, at: usize, conn: Option<u64>) {
         let late = self.dice.pick(&[0, 20 * MS, 300 * MS, SECOND, 8 * SECOND]);
         let until = self.now + self.dice.between(0, late);
         let site = &mut self.sites[at];
-        if let Some(conn) = site.publisher.conn {
+        if let Some(conn) = conn {
             site.cut.insert(conn, until);
         }
     }
@@ -296,7 +311,6 @@ impl World {
                 }
                 Effect::Send(packet) => {
                     self.swarm.count("sent");
-                    let site = &mut self.sites[at];
                     if packet.batch.is_none() {
                         arrival = self.now + self.dice.between(50, 2 * MS);
                     }
@@ -306,7 +320,6 @@ impl World {
                         let least = self.dice.pick(&[10 * MS, ACK_TIMEOUT, ACK_TIMEOUT]);
                         arrival += least + self.dice.between(0, 40 * self.lag);
                     }
-                    debug_assert!(site.publisher.conn == Some(packet.conn));
                     if !self.swarm.strikes(&mut self.dice, Fault::LostBeforeStore) {
                         self.after(arrival - self.now, Happening::Packet(at, packet));
                     }
@@ -409,7 +422,7 @@ impl World {
             self.sites[at].broker.replace();
         }
         if replaced || down || cut {
-            self.cut(at);
+            self.cut(at, self.sites[at].publisher.conn);
             let effects = self.sites[at].publisher.disconnect();
             self.effects(at, effects);
             if down {
@@ -490,6 +503,7 @@ impl Site {
         Site {
             broker: Broker::new(dice.coin(), window),
             publisher,
+            zombies: Vec::new(),
             filter: Filter {
                 kinds: kinds.iter().filter(|_| index > 0).map(|kind| (*kind).to_owned()).collect(),
                 tenants: Vec::new(),
