@@ -125,11 +125,14 @@ enum Stage {
     Flows,
 }
 
+/// Number and run of an event in flight.
+type Flying = (i64, Option<Vec<u8>>);
+
 #[derive(Debug)]
 pub struct Watch {
     stages: Vec<(Stage, Pipeline)>,
     /// Open attempts: (destination, attempt) → number and run.
-    open: BTreeMap<(usize, u64), (i64, Option<Vec<u8>>)>,
+    open: BTreeMap<(usize, u64), Flying>,
     seqs: HashSet<(usize, i64)>,
     runs: HashMap<(usize, Vec<u8>), u64>,
 }

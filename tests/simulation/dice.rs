@@ -94,10 +94,10 @@ impl Fault {
             Fault::LostAck => 200,
             Fault::LeaderChange | Fault::QuorumLoss => 300,
             Fault::StreamFull | Fault::BrokerDown | Fault::ConnectionCut => 100,
-            Fault::PipelineChange | Fault::LateAnswer | Fault::TwoAtOnce => 500,
+            Fault::PipelineChange | Fault::LateAnswer => 500,
             Fault::StreamReplaced | Fault::Stop => 20,
             Fault::SessionLost | Fault::ProcessCrash => 100,
-            Fault::CrashAfterWrite => 1000,
+            Fault::CrashAfterWrite | Fault::TwoAtOnce => 1000,
             Fault::ResumeFails | Fault::BurialFails | Fault::LostConfirm => 500,
             Fault::LedgerHangs => 100,
         }

@@ -4,6 +4,14 @@
 //!
 //! `OUTBOXD_SIM_SEED=<n>` replays one run, `OUTBOXD_SIM_RUNS=<n>` asks for more of them.
 
+#![allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::wildcard_enum_match_arm,
+    reason = "a test may panic, and what it does not name is none of its business"
+)]
+
 mod broker;
 mod checks;
 mod dice;

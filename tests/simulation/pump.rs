@@ -173,7 +173,7 @@ impl World {
     }
 
     fn after_acting(&mut self) {
-        let (now, epoch) = (self.now, self.epoch);
+        let now = self.now;
         let Some(session) = &mut self.session else { return };
         let chunk = usize::try_from(CHUNK).unwrap() * (MAX_MESSAGE_BYTES + 1_000);
         let bound = session.memory_bytes + chunk;
@@ -204,7 +204,7 @@ impl World {
         let session = self.session.as_mut().expect("still there");
         if session.wake.is_none_or(|known| known <= now || wake < known) {
             session.wake = Some(wake);
-            self.after(wake - now, Happening::Wake(epoch));
+            self.after(wake - now, Happening::Wake);
         }
     }
 

@@ -22,6 +22,8 @@ const SECOND: Micros = 1_000_000;
 const ACK_TIMEOUT: Micros = 5 * SECOND;
 /// After the faults end; the longest back-off is 30 s, and a few may follow each other.
 const DRAIN_BOUND: Micros = 600 * SECOND;
+/// Happenings of one run; ten times what the busiest of thousands needed.
+const ENDLESS: u64 = 200_000;
 const STOP_BOUND: Micros = 120 * SECOND;
 
 /// Not faults, but the runs prove nothing without them.
@@ -46,6 +48,8 @@ pub struct Site {
     /// Of lost sessions that have not noticed yet.
     pub zombies: Vec<Publisher>,
     pub filter: Filter,
+    /// Longest time from proposal to decision.
+    deciding: Micros,
     pub envelope: Envelope,
     orders_at: Micros,
     reports_at: Micros,
@@ -72,7 +76,8 @@ pub enum Happening {
     Space(usize),
     Start(usize),
     Session,
-    Wake(u64),
+    /// The core is polled after everything that happens.
+    Wake,
     StopBound(u64),
     Bury(usize),
 }
@@ -152,8 +157,11 @@ impl World {
         self.after(0, Happening::Write);
         self.after(1, Happening::Session);
         self.after(2, Happening::Trouble);
+        let mut steps = 0;
         while let Some(Reverse((at, number))) = self.queue.pop() {
             self.now = at;
+            steps += 1;
+            assert!(steps < ENDLESS, "going round in circles");
             let happening = self.happenings.remove(&number).expect("queued once");
             self.happen(happening);
             self.act();
@@ -337,7 +345,7 @@ impl World {
         let conn = packet.conn;
         let reply = site.broker.receive(self.now, packet);
         if site.broker.has_proposals() {
-            let wait = self.dice.between(100, 3 * MS);
+            let wait = self.dice.between(100, site.deciding);
             self.after(wait, Happening::Decide(at));
         }
         self.replies(at, reply.map(|reply| (conn, reply)).into_iter().collect());
@@ -504,6 +512,7 @@ impl Site {
             broker: Broker::new(dice.coin(), window),
             publisher,
             zombies: Vec::new(),
+            deciding: dice.pick(&[3 * MS, 3 * MS, 400 * MS]),
             filter: Filter {
                 kinds: kinds.iter().filter(|_| index > 0).map(|kind| (*kind).to_owned()).collect(),
                 tenants: Vec::new(),

@@ -119,7 +119,7 @@ impl Scene {
     fn sent(&mut self) -> Vec<u64> {
         let attempt = |action| match action {
             Action::Send { attempt, .. } => Some(attempt.0),
-            _ => None,
+            Action::Bury { .. } | Action::Resume { .. } | Action::Record(_) => None,
         };
         self.poll().into_iter().filter_map(attempt).collect()
     }
@@ -147,7 +147,7 @@ impl Scene {
     fn drafts(&mut self) -> Vec<ReceiptDraft> {
         let drafts = |action| match action {
             Action::Record(drafts) => Some(drafts),
-            _ => None,
+            Action::Send { .. } | Action::Bury { .. } | Action::Resume { .. } => None,
         };
         self.poll().into_iter().find_map(drafts).unwrap_or_default()
     }
