@@ -63,8 +63,12 @@ pub struct WorldOptions {
     pub cluster: bool,
     /// Lines of `[relay]`, e.g. `memory = "8MiB"`.
     pub relay: String,
+    /// Lines of `[source]`, e.g. `table = "app.outbox"`.
+    pub source: String,
     /// Lines of `[destination.events]`, e.g. `pipeline = "per-run"`.
     pub destination: String,
+    /// Whole tables at the end, e.g. `[destination.other]`.
+    pub more: String,
     /// Lines of `[destination.events.create]`, e.g. `duplicate_window = "2s"`.
     pub create: String,
     /// `[log] level`, when it is not the default.
@@ -341,14 +345,15 @@ fn configuration(
         Broker::Single(_) => 1,
         Broker::Cluster(_) => 3,
     };
-    let WorldOptions { relay, destination, create, .. } = options;
+    let WorldOptions { relay, source, destination, create, more, .. } = options;
     let level = options.log_level.as_deref().unwrap_or("info");
     format!(
         "[relay]\nname = \"world\"\n{relay}\n\n\
-         [source]\nurl = \"{url}\"\n\n\
+         [source]\nurl = \"{url}\"\n{source}\n\n\
          [destination.events]\nservers = {servers:?}\nstream = \"{STREAM}\"\n{destination}\n\n\
          [destination.events.create]\nreplicas = {replicas}\n{create}\n\n\
          [admin]\nlisten = \"127.0.0.1:{admin_port}\"\n\n\
-         [log]\nlevel = \"{level}\"\n"
+         [log]\nlevel = \"{level}\"\n\n\
+         {more}\n"
     )
 }
