@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub mod look;
+
 use std::time::Duration;
 
 use outboxd::sandbox::{Load, Workload, World, WorldOptions};
