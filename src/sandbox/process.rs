@@ -70,6 +70,14 @@ fn children(pid: u32) -> Vec<u32> {
     list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
+/// Does it hold memory and files still? A zombie does not, whether or not somebody reaps it.
+fn runs(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name, in parentheses, may hold anything.
+    let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
 /// A running server. Dropping it ends it at once.
 #[derive(Debug)]
 pub(crate) struct Server {
@@ -138,19 +146,24 @@ impl Server {
         Ok(start.elapsed())
     }
 
-    /// `kill -9` of the process and of its children, as a machine that loses power would.
+    /// `kill -9` of the process and of its children, as a machine that loses power would; returns
+    /// when all are gone, since PostgreSQL refuses to start beside a process that was of the old one.
     pub(crate) fn kill(&mut self) {
         if self.exited().is_some() {
             return;
         }
-        let mut family = vec![self.pid()];
-        family.extend(children(self.pid()));
-        for pid in family {
-            // Gone already is as good.
+        // Frozen, it can't start another child behind our back. Gone already is as good.
+        drop(self.signal(Signal::Stop));
+        let children = children(self.pid());
+        for pid in children.iter().copied().chain([self.pid()]) {
             drop(signal(pid, Signal::Kill));
         }
         drop(self.child.wait());
         self.ended = true;
+        let start = Instant::now();
+        while children.iter().any(|pid| runs(*pid)) && start.elapsed() < LAST_SIGNAL_PATIENCE {
+            std::thread::sleep(LOOK_INTERVAL);
+        }
     }
 }
 
