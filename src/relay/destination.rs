@@ -2,13 +2,10 @@
 //! outcome. That is (1) Resume; (2) one event alone, and from 1 again until its ack is not a
 //! duplicate, since only that proves a working broker; (3) Resume; (4) go on.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::config::Filter;
-use crate::event::{Event, EventId, Fault, Reason};
-use crate::lsn::Lsn;
-use crate::message::{self, Envelope, Message};
+use crate::event::{Event, Fault, Reason};
+use crate::message::{self, Message};
 use crate::relay::attempts::Attempts;
 use crate::relay::backoff::Backoff;
 use crate::relay::lanes::{Entry, Lanes, Slot};
@@ -16,93 +13,7 @@ use crate::relay::outcome::{Answer, Attempt, Floor, Outcome, Pipeline, Refusal, 
 use crate::relay::ranges::RangeSet;
 use crate::relay::receipts::{Decided, Decision};
 
-/// What the core must know of a destination.
-#[derive(Debug, Clone)]
-pub struct DestinationSpec {
-    /// Its name in the configuration.
-    pub name: String,
-    /// What it takes.
-    pub filter: Filter,
-    /// How its messages look.
-    pub envelope: Envelope,
-    /// Events sent and unanswered at most.
-    pub max_in_flight: usize,
-    /// Numbers that the ledger has already, from the watermark on.
-    pub recorded: RangeSet,
-    /// Highest commit LSN among them: WAL beyond it brings none of them.
-    pub recorded_to: Lsn,
-    /// The ledger's floor; `None` when this destination was never connected.
-    pub floor: Option<Floor>,
-}
-
-/// Where a destination stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    /// No usable connection.
-    Down,
-    /// First connect ever: the floor must be in the ledger before the first send.
-    RecordFloor,
-    /// Resume is due, once the clock is there and nothing is in flight.
-    ResumeAt {
-        /// `None`: at once.
-        at: Option<Instant>,
-        /// The broker is proven: go on afterwards.
-        proven: bool,
-    },
-    /// The stream is being read.
-    Resuming {
-        /// The broker is proven: go on afterwards.
-        proven: bool,
-    },
-    /// One event alone, until its ack is not a duplicate.
-    Probe,
-    /// Everything that may be sent is sent.
-    Flow,
-    /// An outcome is unknown, or a batch ended early: nothing is sent until the rest is answered.
-    Drain {
-        /// The broker is proven: nothing is unknown, only a batch has to begin anew.
-        proven: bool,
-        /// Back off before Resume.
-        wait: bool,
-    },
-}
-
-impl Phase {
-    /// Stable name for status.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Phase::Down => "down",
-            Phase::RecordFloor => "first-connect",
-            Phase::ResumeAt { .. } | Phase::Resuming { .. } => "resuming",
-            Phase::Probe => "probing",
-            Phase::Flow => "flowing",
-            Phase::Drain { .. } => "draining",
-        }
-    }
-}
-
-/// Counted since the session began; the pump turns differences into metrics.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Attempts handed to the publisher.
-    pub sent: u64,
-    /// Events final by an ack.
-    pub acked: u64,
-    /// Undecided events that Resume found in the stream.
-    pub resumed: u64,
-    /// Acks that said "duplicate".
-    pub duplicates: u64,
-    /// Events that the filter did not take.
-    pub unmatched: u64,
-    /// Decisions recorded.
-    pub recorded: u64,
-    /// Refusals that may heal.
-    pub refusals: u64,
-    /// Unknown outcomes by cause.
-    pub doubts: BTreeMap<&'static str, u64>,
-    /// Dead letters by reason.
-    pub dead: BTreeMap<&'static str, u64>,
-}
+pub use crate::relay::standing::{Counts, DestinationSpec, LastAcked, Phase};
 
 /// What a destination wants done.
 #[derive(Debug)]
@@ -145,15 +56,6 @@ pub struct Destination {
     last_acked: Option<LastAcked>,
     /// From send to ack, of the events acked since the pump last asked.
     waits: Vec<Duration>,
-}
-
-/// The newest message known to be in the stream; a receipt names it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LastAcked {
-    /// Its stream sequence.
-    pub stream_seq: u64,
-    /// Its event.
-    pub id: EventId,
 }
 
 impl Destination {

@@ -14,6 +14,7 @@ pub mod outcome;
 pub mod ranges;
 pub mod receipts;
 pub mod route;
+pub mod standing;
 pub mod watermark;
 
 pub use machine::{Action, Input, Limits, Relay};

@@ -18,6 +18,7 @@ mod dice;
 mod postgres;
 mod publisher;
 mod pump;
+mod trouble;
 mod world;
 
 use std::collections::BTreeMap;

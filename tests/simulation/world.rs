@@ -18,13 +18,12 @@ use crate::publisher::{Effect, Ids, Publisher, Watched};
 use crate::pump::Session;
 
 pub const MS: Micros = 1_000;
-const SECOND: Micros = 1_000_000;
+pub const SECOND: Micros = 1_000_000;
 const ACK_TIMEOUT: Micros = 5 * SECOND;
 /// After the faults end; the longest back-off is 30 s, and a few may follow each other.
 const DRAIN_BOUND: Micros = 600 * SECOND;
 /// Happenings of one run; ten times what the busiest of thousands needed.
 const ENDLESS: u64 = 200_000;
-const STOP_BOUND: Micros = 120 * SECOND;
 
 /// Not faults, but the runs prove nothing without them.
 pub const MUST_HAPPEN: [&str; 10] = [
@@ -54,7 +53,7 @@ pub struct Site {
     orders_at: Micros,
     reports_at: Micros,
     /// Packets of a dead connection that arrive later than this are lost.
-    cut: HashMap<u64, Micros>,
+    pub cut: HashMap<u64, Micros>,
 }
 
 #[derive(Debug)]
@@ -103,7 +102,7 @@ pub struct World {
     /// Longest way of an order, a report or an answer.
     lag: Micros,
     /// Longest time from one trouble to the next.
-    calm_between: Micros,
+    pub calm_between: Micros,
     writing_until: Micros,
 }
 
@@ -220,16 +219,7 @@ impl World {
             Happening::Job(epoch) if epoch == self.epoch => self.job(),
             Happening::Late(process, id, late) if process == self.processes => self.late(id, late),
             Happening::Trouble => self.trouble(),
-            Happening::Quorum(at) => {
-                // The same leader goes on, or its followers elect another without its proposals.
-                if self.dice.coin() {
-                    let lost = self.sites[at].broker.change_leader(self.now, &mut self.dice);
-                    self.count_lost(lost);
-                } else {
-                    self.sites[at].broker.quorum = true;
-                    self.after(MS, Happening::Decide(at));
-                }
-            }
+            Happening::Quorum(at) => self.quorum_returns(at),
             Happening::Space(at) => self.sites[at].broker.full = false,
             Happening::Start(at) => {
                 self.sites[at].broker.restart();
@@ -238,7 +228,7 @@ impl World {
             }
             Happening::Session if self.session.is_none() => self.begin_session(),
             Happening::StopBound(epoch) if epoch == self.epoch => {
-                panic!("asked to stop {STOP_BOUND} us ago and not quiet")
+                panic!("asked to stop long ago and not quiet")
             }
             Happening::Bury(at) => {
                 for zombie in std::mem::take(&mut self.sites[at].zombies) {
@@ -265,21 +255,6 @@ impl World {
         }
     }
 
-    /// No more faults.
-    fn calm(&mut self) {
-        self.swarm.on = false;
-        self.postgres.close(&mut self.dice);
-        for at in 0..self.sites.len() {
-            let broker = &mut self.sites[at].broker;
-            broker.full = false;
-            if !broker.up {
-                self.after(0, Happening::Start(at));
-            } else if !broker.quorum {
-                self.after(0, Happening::Quorum(at));
-            }
-        }
-    }
-
     fn connect(&mut self, at: usize) {
         let changes = self.swarm.strikes(&mut self.dice, Fault::PipelineChange);
         let site = &mut self.sites[at];
@@ -298,17 +273,7 @@ impl World {
         self.effects(at, vec![effect]);
     }
 
-    /// The connection is gone; what was on its way may still arrive, in order, up to some point.
-    pub fn cut(&mut self, at: usize, conn: Option<u64>) {
-        let late = self.dice.pick(&[0, 20 * MS, 300 * MS, SECOND, 8 * SECOND]);
-        let until = self.now + self.dice.between(0, late);
-        let site = &mut self.sites[at];
-        if let Some(conn) = conn {
-            site.cut.insert(conn, until);
-        }
-    }
-
-    fn effects(&mut self, at: usize, effects: Vec<Effect>) {
+    pub fn effects(&mut self, at: usize, effects: Vec<Effect>) {
         // Messages of one batch go one way; plain ones are free to overtake each other.
         let mut arrival = self.now + self.dice.between(50, 2 * MS);
         for effect in effects {
@@ -380,78 +345,8 @@ impl World {
         self.after(wait, Happening::Report(self.epoch, at, report));
     }
 
-    fn trouble(&mut self) {
-        let wait = self.dice.between(10 * MS, self.calm_between);
-        self.after(wait, Happening::Trouble);
-        for at in 0..self.sites.len() {
-            self.trouble_at(at);
-        }
-        if self.session.is_none() {
-            return;
-        }
-        if self.swarm.strikes(&mut self.dice, Fault::ProcessCrash) {
-            self.end_session(true);
-        } else if self.swarm.strikes(&mut self.dice, Fault::SessionLost) {
-            self.end_session(false);
-        } else if self.swarm.strikes(&mut self.dice, Fault::Stop) {
-            self.stop();
-            self.after(STOP_BOUND, Happening::StopBound(self.epoch));
-        }
-    }
-
-    fn trouble_at(&mut self, at: usize) {
-        let site = &mut self.sites[at];
-        let connected = site.publisher.conn.is_some();
-        if !site.broker.up {
-            return;
-        }
-        if self.swarm.strikes(&mut self.dice, Fault::StreamFull) {
-            self.sites[at].broker.full = true;
-            let wait = self.dice.between(MS, 20 * SECOND);
-            self.after(wait, Happening::Space(at));
-        }
-        if self.sites[at].broker.replicated {
-            if self.sites[at].broker.quorum && self.swarm.strikes(&mut self.dice, Fault::QuorumLoss)
-            {
-                self.sites[at].broker.quorum = false;
-                let wait = self.dice.between(MS, 20 * SECOND);
-                self.after(wait, Happening::Quorum(at));
-            } else if self.swarm.strikes(&mut self.dice, Fault::LeaderChange) {
-                let lost = self.sites[at].broker.change_leader(self.now, &mut self.dice);
-                self.count_lost(lost);
-            }
-        }
-        let replaced = self.swarm.strikes(&mut self.dice, Fault::StreamReplaced);
-        let down = self.swarm.strikes(&mut self.dice, Fault::BrokerDown);
-        let cut = connected && self.swarm.strikes(&mut self.dice, Fault::ConnectionCut);
-        if replaced {
-            // Looked at before it goes: what is stored is looked at only here.
-            self.look();
-            self.sites[at].broker.replace();
-        }
-        if replaced || down || cut {
-            self.cut(at, self.sites[at].publisher.conn);
-            let effects = self.sites[at].publisher.disconnect();
-            self.effects(at, effects);
-            if down {
-                self.sites[at].broker.up = false;
-                let wait = self.dice.between(MS, 10 * SECOND);
-                self.after(wait, Happening::Start(at));
-            } else {
-                let wait = self.dice.between(0, 300 * MS);
-                self.after(wait, Happening::Connect(self.epoch, at));
-            }
-        }
-    }
-
-    fn count_lost(&mut self, lost: usize) {
-        if lost > 0 {
-            self.swarm.count("proposals lost");
-        }
-    }
-
     /// The checks of the moment.
-    fn look(&mut self) {
+    pub fn look(&mut self) {
         for (site, at) in self.sites.iter_mut().zip(0..) {
             let incarnation = site.broker.incarnation;
             for message in site.broker.news.drain(..) {
