@@ -109,6 +109,27 @@ impl NatsCluster {
         }
     }
 
+    /// Makes one node the stream's leader.
+    ///
+    /// # Errors
+    /// When that does not come about within a minute.
+    pub async fn lead(&self, stream: &str, index: usize) -> Result<()> {
+        let start = Instant::now();
+        let verb = format!("STREAM.LEADER.STEPDOWN.{stream}");
+        let body = format!(r#"{{"placement":{{"preferred":"n{index}"}}}}"#);
+        while self.wait_leader(stream).await? != index {
+            if start.elapsed() > READY_DEADLINE {
+                return Err(SandboxError::new(format!("n{index} does not lead stream {stream}")));
+            }
+            // A node that has not caught up yet is refused: asked again.
+            if self.ask(&verb, &body).await.is_err() {
+                tokio::time::sleep(LOOK_INTERVAL).await;
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        Ok(())
+    }
+
     /// Waits until the stream has a leader.
     ///
     /// # Errors

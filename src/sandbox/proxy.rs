@@ -21,6 +21,11 @@ pub enum Mode {
     DropReplies,
     /// Hands on nothing, loses nothing: a frozen network.
     Stall,
+    /// Hands on so many bytes of what each client says from now on, and holds the rest; answers
+    /// pass.
+    HoldAfter(u64),
+    /// Hands on so many bytes a second, each way: a thin line.
+    Narrow(u32),
     /// Hands on each piece of the server's answers this much later.
     Delay(Duration),
     /// Closes all connections and refuses new ones.
@@ -108,6 +113,7 @@ async fn pump(
     replies: bool,
 ) {
     let mut buffer = vec![0; 64 * 1024];
+    let mut passed = 0;
     loop {
         let Ok(count) = from.read(&mut buffer).await else { return };
         let Some(bytes) = buffer.get(..count).filter(|bytes| !bytes.is_empty()) else { return };
@@ -115,13 +121,36 @@ async fn pump(
         else {
             return;
         };
+        let mut held = bytes.len();
         match mode {
             Mode::DropReplies if replies => return lose(from, buffer, control).await,
             Mode::Delay(delay) if replies => tokio::time::sleep(delay).await,
-            Mode::Pass | Mode::DropReplies | Mode::Stall | Mode::Delay(_) | Mode::Refuse => {}
+            Mode::HoldAfter(limit) if !replies => {
+                held = usize::try_from(limit.saturating_sub(passed)).unwrap_or(held).min(held);
+            }
+            Mode::Pass
+            | Mode::DropReplies
+            | Mode::Stall
+            | Mode::HoldAfter(_)
+            | Mode::Narrow(_)
+            | Mode::Delay(_)
+            | Mode::Refuse => {}
         }
-        if to.write_all(bytes).await.is_err() {
+        let (now, later) = bytes.split_at_checked(held).unwrap_or((bytes, &[]));
+        passed = if matches!(mode, Mode::HoldAfter(_)) { passed + now.len() as u64 } else { 0 };
+        if to.write_all(now).await.is_err() {
             return;
+        }
+        if let Mode::Narrow(bytes_per_second) = mode {
+            let seconds = now.len() as f64 / f64::from(bytes_per_second.max(1));
+            tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+        }
+        if !later.is_empty() {
+            let over = control.wait_for(|(mode, _)| !matches!(mode, Mode::HoldAfter(_)));
+            let over = over.await.is_ok();
+            if !over || to.write_all(later).await.is_err() {
+                return;
+            }
         }
     }
 }

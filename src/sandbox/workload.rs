@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -64,13 +64,17 @@ impl Default for Workload {
 pub struct Load {
     committed: watch::Receiver<u64>,
     tasks: JoinSet<Result<()>>,
+    shared: Arc<Shared>,
 }
 
+#[derive(Debug)]
 struct Shared {
     url: String,
     what: Workload,
     /// Rows that writers have taken on themselves to commit.
     taken: AtomicU64,
+    /// Nothing more is taken.
+    enough: AtomicBool,
     committed: watch::Sender<u64>,
     start: Instant,
 }
@@ -85,6 +89,7 @@ impl Workload {
             url: url.to_owned(),
             what: self,
             taken: AtomicU64::new(0),
+            enough: AtomicBool::new(false),
             committed,
             start: Instant::now(),
         });
@@ -92,7 +97,7 @@ impl Workload {
         for index in 0..writers {
             tasks.spawn(Writer::work(Arc::clone(&shared), index, writers));
         }
-        Load { committed: watched, tasks }
+        Load { committed: watched, tasks, shared }
     }
 }
 
@@ -113,6 +118,12 @@ impl Load {
     pub async fn reach(&mut self, count: u64) {
         // An error means that all writers ended.
         drop(self.committed.wait_for(|committed| *committed >= count).await);
+    }
+
+    /// Tells the writers to end with what they have begun, for a load that lasts as long as the
+    /// faults do.
+    pub fn enough(&self) {
+        self.shared.enough.store(true, Ordering::Relaxed);
     }
 
     /// Waits for the writers.
@@ -164,6 +175,8 @@ impl Writer {
             sessions: [connect(&shared.url).await?, connect(&shared.url).await?],
             shared,
         };
+        // Runs go on where an earlier load left them.
+        writer.read_numbers().await?;
         let mut failures = 0;
         loop {
             let plans = writer.plan();
@@ -195,6 +208,9 @@ impl Writer {
 
     /// Rows that may still be taken.
     fn budget(&self) -> u64 {
+        if self.shared.enough.load(Ordering::Relaxed) {
+            return 0;
+        }
         self.shared.what.events.saturating_sub(self.shared.taken.load(Ordering::Relaxed))
     }
 
@@ -225,6 +241,9 @@ impl Writer {
     }
 
     fn take(&self) -> bool {
+        if self.shared.enough.load(Ordering::Relaxed) {
+            return false;
+        }
         let limit = self.shared.what.events;
         let more = |taken| (taken < limit).then_some(taken + 1);
         self.shared.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
@@ -285,6 +304,10 @@ impl Writer {
     /// New sessions. A COMMIT without an answer may have happened: the table tells.
     async fn come_back(&mut self) -> Result<()> {
         self.sessions = [connect(&self.shared.url).await?, connect(&self.shared.url).await?];
+        self.read_numbers().await
+    }
+
+    async fn read_numbers(&mut self) -> Result<()> {
         let [session, _] = &self.sessions;
         let rows = session.query(NUMBERS, &[&self.runs]).await;
         let rows = rows.map_err(|error| SandboxError::new(format!("the last numbers: {error}")))?;

@@ -191,6 +191,17 @@ impl World {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
+    /// Ids of the events that the ledger calls published at a destination.
+    ///
+    /// # Errors
+    /// When PostgreSQL refuses.
+    pub async fn recorded(&self, destination: &str) -> Result<HashSet<uuid::Uuid>> {
+        let client = self.postgres.connect().await?;
+        let rows = client.query(RECORDED, &[&destination]).await;
+        let rows = rows.map_err(|error| words("the ledger", &error))?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
     /// The slot's `confirmed_flush_lsn`.
     ///
     /// # Errors
@@ -276,6 +287,11 @@ impl World {
         Ok(Sampling { stop, task })
     }
 }
+
+const RECORDED: &str = "\
+    SELECT DISTINCT e.id FROM outbox.receipt r CROSS JOIN unnest(r.seqs) AS s (seqs) \
+      JOIN outbox.event e ON e.seq <@ s.seqs \
+     WHERE r.destination = $1 AND r.outcome = 'published'";
 
 /// Sampling under way.
 #[derive(Debug)]
