@@ -276,8 +276,9 @@ impl Destination {
                     self.phase = Phase::Drain { proven: false, wait: true };
                 }
             }
-            Outcome::Refused(_) => self.batch_ended(),
-            Outcome::NotSent => {}
+            Outcome::Refused(_) => self.batch_ended(false),
+            // Behind a gap that the server saw; or the connection is about to be told down.
+            Outcome::NotSent => self.batch_ended(true),
         }
         if let Phase::Drain { proven, wait } = self.phase
             && self.lanes.in_flight() == 0
@@ -303,14 +304,15 @@ impl Destination {
         }
     }
 
-    /// A refusal ends a batch. What was on its way to the publisher then must not be stored before
-    /// what the refusal sent back, so the publisher takes nothing until Resume tells it that the
-    /// core knows. (Per run there is one event in flight, and nothing on its way behind it.)
-    fn batch_ended(&mut self) {
+    /// A refusal ends a batch, and so does a gap. What was on its way to the publisher then must
+    /// not be stored before what was sent back, so the publisher takes nothing until Resume tells
+    /// it that the core knows. (Per run there is one event in flight, and nothing on its way behind
+    /// it.)
+    fn batch_ended(&mut self, wait: bool) {
         if self.facts.as_ref().is_some_and(|facts| facts.pipeline == Pipeline::Batch) {
             match self.phase {
-                Phase::Flow => self.phase = Phase::Drain { proven: true, wait: false },
-                Phase::Probe => self.phase = Phase::Drain { proven: false, wait: false },
+                Phase::Flow => self.phase = Phase::Drain { proven: true, wait },
+                Phase::Probe => self.phase = Phase::Drain { proven: false, wait },
                 Phase::Down
                 | Phase::RecordFloor
                 | Phase::ResumeAt { .. }

@@ -226,6 +226,22 @@ fn after_a_refusal_a_batch_begins_anew_with_a_resume() {
     assert_eq!(scene.sent().len(), 2);
 }
 
+/// The publisher takes nothing behind a gap until it is asked to read back: sending again at once
+/// would go round and round.
+#[test]
+fn after_a_gap_a_batch_begins_anew_with_a_resume() {
+    let mut scene = Scene::flowing(Pipeline::Batch);
+    scene.commit(&[(2, "r"), (3, "r"), (4, "s")]);
+    let sent = scene.sent();
+    scene.answer(sent[0], Outcome::Stored { stream_seq: 12, duplicate: false });
+    scene.answer(sent[1], Outcome::NotSent);
+    scene.answer(sent[2], Outcome::NotSent);
+    assert!(scene.poll().is_empty(), "it waits a moment");
+    scene.pass(Duration::from_secs(1));
+    scene.resume("s1", 12);
+    assert_eq!(scene.sent().len(), 2);
+}
+
 #[test]
 fn a_refusal_of_one_run_does_not_stop_the_others() {
     let mut scene = Scene::flowing(Pipeline::PerRun);
