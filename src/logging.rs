@@ -11,7 +11,9 @@ use crate::config::{LogConfig, LogFormat};
 /// The filter that a level stands for, or what is wrong with it. The NATS client tells of every
 /// connection at `info`, which the relay tells better; a level of its own can be set for it.
 pub fn filter(level: &str) -> Result<EnvFilter, String> {
-    EnvFilter::builder().parse(format!("async_nats=warn,{level}")).map_err(|error| error.to_string())
+    EnvFilter::builder()
+        .parse(format!("async_nats=warn,{level}"))
+        .map_err(|error| error.to_string())
 }
 
 /// Sends the process's log lines to standard error from now on. An application that set up its own

@@ -22,8 +22,10 @@ use crate::run::reporting::Reporter;
 use crate::run::work::{Done, Ledger, Place, letter};
 use crate::wal::{Control, WalItem, WalStream};
 
-/// How often the control connection is asked for a sign of life (DESIGN: it has no idle timeout).
+/// How often the control connection, which idles between receipts, is asked for a sign of life.
 const PING_EVERY: Duration = Duration::from_secs(5);
+/// The server's goodbye is waited for this long, however late it is.
+const GOODBYE_MIN: Duration = Duration::from_secs(1);
 /// Answers taken from the publishers before the core is asked what follows from them.
 const REPORTS_AT_ONCE: usize = 64;
 
@@ -95,12 +97,30 @@ impl Pump<'_> {
                 }
             }
         }
+        self.leave(stop_by).await
+    }
+
+    /// The end of an orderly stop: says what is left behind, then takes leave of the server.
+    async fn leave(self, stop_by: Option<Instant>) -> Result<(), Failure> {
         let confirmed = self.relay.confirmable();
-        self.reporter.observe(self.relay, clock::now());
-        let undecided: usize =
-            self.relay.destinations().iter().map(|each| each.lanes().len()).sum();
-        tracing::info!(%confirmed, undecided, "stopped reading; everything sent is accounted for");
-        self.wal.stop(self.shutdown_timeout).await
+        self.wal.confirm(confirmed);
+        self.reporter.observe_last(self.relay);
+        let destinations = self.relay.destinations();
+        let in_flight: usize = destinations.iter().map(|each| each.lanes().in_flight()).sum();
+        let waiting: usize = destinations.iter().map(|each| each.lanes().len()).sum();
+        if self.relay.is_quiet() {
+            tracing::info!(%confirmed, waiting, "stopped; everything that was sent is accounted for");
+        } else {
+            tracing::warn!(
+                %confirmed,
+                waiting,
+                in_flight,
+                "stopped by shutdown_timeout before everything sent was answered and recorded; \
+                 the next start reads the stream to find out"
+            );
+        }
+        let left = stop_by.map(|by| by.saturating_duration_since(clock::now()));
+        self.wal.stop(left.unwrap_or_default().max(GOODBYE_MIN)).await
     }
 
     /// Does what the core wants now. Sends are gathered, so that a publisher is woken once.

@@ -44,14 +44,14 @@ impl Reporter {
     /// Once per turn of the loop.
     pub fn turn(&mut self, relay: &Relay, now: Instant) {
         if self.dirty && now >= self.observed + OBSERVE_EVERY {
-            self.observe(relay, now);
+            self.observed = now;
+            self.dirty = false;
+            self.status.observe(relay);
         }
     }
 
-    /// Takes over the figures now.
-    pub fn observe(&mut self, relay: &Relay, now: Instant) {
-        self.observed = now;
-        self.dirty = false;
+    /// Takes over the figures for the last time.
+    pub fn observe_last(&self, relay: &Relay) {
         self.status.observe(relay);
     }
 
