@@ -179,6 +179,18 @@ fn the_second_resume_begins_where_the_first_one_ended() {
 }
 
 #[test]
+fn a_duplicate_proves_nothing() {
+    let mut scene = Scene::new(vec![spec("a", Some(floor("s1", 10)))]);
+    scene.feed(Input::Up(FIRST, facts("s1", 12, Pipeline::Batch)));
+    scene.resume("s1", 12);
+    scene.commit(&[(1, "r"), (2, "r")]);
+    let sent = scene.sent();
+    scene.answer(sent[0], Outcome::Stored { stream_seq: 11, duplicate: true });
+    scene.resume("s1", 12);
+    assert_eq!(scene.phase(), Phase::Probe);
+}
+
+#[test]
 fn a_receipt_before_the_first_connect_keeps_the_ledgers_floor() {
     let mut odd = spec("a", Some(floor("s1", 10)));
     odd.filter.kinds = vec!["other".to_owned()];
