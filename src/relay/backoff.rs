@@ -23,9 +23,14 @@ impl Backoff {
     /// How long to wait after one more failure: doubles up to [`BACKOFF_MAX`], between half and
     /// all of it, so that many clients don't come back in step.
     pub fn next_wait(&mut self) -> Duration {
-        let doubled =
-            BACKOFF_FIRST.saturating_mul(1u32.checked_shl(self.failures).unwrap_or(u32::MAX));
+        let wait = self.wait_after(self.failures);
         self.failures = (self.failures + 1).min(16);
+        wait
+    }
+
+    /// The same for somebody who counts the earlier failures himself.
+    pub fn wait_after(&mut self, failures: u32) -> Duration {
+        let doubled = BACKOFF_FIRST.saturating_mul(1u32.checked_shl(failures).unwrap_or(u32::MAX));
         let whole = doubled.min(BACKOFF_MAX);
         // splitmix64: any well-mixed function will do.
         self.dice = self.dice.wrapping_add(0x9E37_79B9_7F4A_7C15);

@@ -8,6 +8,7 @@ use crate::event::{Event, Fault, Reason};
 use crate::message::{self, Message};
 use crate::relay::attempts::Attempts;
 use crate::relay::backoff::Backoff;
+use crate::relay::caution::Caution;
 use crate::relay::lanes::{Entry, Lanes, Slot};
 use crate::relay::outcome::{Answer, Attempt, Floor, Outcome, Pipeline, Refusal, StreamFacts};
 use crate::relay::ranges::RangeSet;
@@ -23,9 +24,8 @@ pub(super) enum Step {
     Resume(Floor),
 }
 
-/// Refusals in a row, over all lanes, after which the destination as a whole waits: then the
-/// fault is the stream's (full, no space) and not one subject's.
-const REFUSALS_BEFORE_PAUSE: u32 = 4;
+/// Runs that are tried before their time for each event that is stored while a stream heals.
+const WOKEN_PER_STORED: usize = 2;
 
 /// Attempts between the oldest unanswered one and the newest, in multiples of `max_in_flight`: one
 /// silent attempt must not let the record of answered ones behind it grow without end.
@@ -48,8 +48,7 @@ pub struct Destination {
     /// What the ledger has; `None`: nothing, this destination was never connected.
     recorded_floor: Option<Floor>,
     backoff: Backoff,
-    refusals_in_a_row: u32,
-    paused_until: Option<Instant>,
+    caution: Caution,
     to_bury: Vec<(Slot, Fault)>,
     /// Numbers in receipts that are being written.
     writing: RangeSet,
@@ -75,8 +74,7 @@ impl Destination {
             created: String::new(),
             recorded_floor,
             backoff: Backoff::new(seed),
-            refusals_in_a_row: 0,
-            paused_until: None,
+            caution: Caution::default(),
             to_bury: Vec::new(),
             writing: RangeSet::default(),
             last_acked: None,
@@ -170,7 +168,7 @@ impl Destination {
             None => Phase::RecordFloor,
         };
         self.facts = Some(facts);
-        self.paused_until = None;
+        self.caution.reset();
     }
 
     pub(super) fn down(&mut self) {
@@ -258,7 +256,10 @@ impl Destination {
                     self.attempts.doubt(&sent);
                     self.lanes.give_back(sent.slot, None);
                 }
-                Outcome::NotSent => self.lanes.give_back(sent.slot, None),
+                Outcome::NotSent => {
+                    self.lanes.unsend(sent.slot);
+                    self.lanes.give_back(sent.slot, None);
+                }
                 Outcome::Refused(refusal) => self.refused(now, sent.slot, refusal),
             }
         }
@@ -268,7 +269,7 @@ impl Destination {
         match &answer.outcome {
             Outcome::Stored { stream_seq, duplicate } => {
                 self.counts.acked += stored.len() as u64;
-                self.stored(*stream_seq, *duplicate, stored.last());
+                self.stored(*stream_seq, *duplicate, &stored);
             }
             Outcome::Unknown(doubt) => {
                 *self.counts.doubts.entry(doubt.as_str()).or_default() += answered;
@@ -289,11 +290,14 @@ impl Destination {
         stored
     }
 
-    fn stored(&mut self, stream_seq: u64, duplicate: bool, last: Option<&Entry>) {
+    fn stored(&mut self, stream_seq: u64, duplicate: bool, entries: &[Entry]) {
         self.counts.duplicates += u64::from(duplicate);
-        self.refusals_in_a_row = 0;
+        let runs = entries.len().saturating_mul(WOKEN_PER_STORED);
+        if self.caution.stored() && !self.lanes.wake_early(runs) {
+            self.caution.healed();
+        }
         self.attempts.learn(stream_seq);
-        if let Some(entry) = last {
+        if let Some(entry) = entries.last() {
             self.last_acked = Some(LastAcked { stream_seq, id: entry.event.id.clone() });
         }
         if !duplicate {
@@ -324,22 +328,29 @@ impl Destination {
 
     fn refused(&mut self, now: Instant, slot: Slot, refusal: &Refusal) {
         if let Some(reason) = refusal.permanent {
-            let detail = match refusal.code {
-                0 => refusal.detail.clone(),
-                code => format!("{} (JetStream error {code})", refusal.detail),
-            };
+            let detail = self.words_of(slot, refusal);
             self.condemn(slot, Fault { reason, detail });
             return;
         }
         self.counts.refusals += 1;
-        self.refusals_in_a_row = self.refusals_in_a_row.saturating_add(1);
-        // Many refusals of one moment are one failure: they must not add up to the longest wait.
-        let retry_at = self.paused_until.filter(|until| *until > now);
-        let retry_at = retry_at.unwrap_or_else(|| now + self.backoff.next_wait());
-        self.lanes.give_back(slot, Some(retry_at));
-        if self.refusals_in_a_row >= REFUSALS_BEFORE_PAUSE {
-            self.paused_until = Some(retry_at);
+        self.caution.refused(now);
+        // By the event's own tries: refusals of others don't add up to the longest wait.
+        let tries = self.lanes.get(slot).map_or(1, |entry| entry.attempts);
+        let wait = self.backoff.wait_after(tries.saturating_sub(1));
+        self.lanes.give_back(slot, Some(now + wait));
+    }
+
+    fn words_of(&self, slot: Slot, refusal: &Refusal) -> String {
+        let mut words = refusal.detail.clone();
+        if refusal.code != 0 {
+            words.push_str(&format!(" (JetStream error {})", refusal.code));
+            let message = self.lanes.get(slot).map(|entry| self.message(&entry.event));
+            if let Some(Ok(message)) = message {
+                let size = message.size;
+                words.push_str(&format!("; the message has {size} bytes, headers counted"));
+            }
         }
+        words
     }
 
     /// Holds the lane until the event is in the dead letters.
@@ -373,7 +384,7 @@ impl Destination {
     /// The next thing to do, if there is one now.
     pub(super) fn poll(&mut self, now: Instant, sending: bool) -> Option<Step> {
         self.lanes.wake(now);
-        self.paused_until = self.paused_until.filter(|until| *until > now);
+        let paused = self.caution.is_paused(now);
         loop {
             if let Some((slot, fault)) = self.to_bury.pop() {
                 let Some(entry) = self.lanes.get(slot) else { continue };
@@ -392,7 +403,7 @@ impl Destination {
                 }
                 Phase::Probe if self.lanes.in_flight() > 0 => return None,
                 Phase::Flow if self.is_full() => return None,
-                Phase::Probe | Phase::Flow if sending && self.paused_until.is_none() => {}
+                Phase::Probe | Phase::Flow if sending && !paused => {}
                 Phase::Probe
                 | Phase::Flow
                 | Phase::Down
@@ -407,7 +418,10 @@ impl Destination {
                     self.counts.sent += 1;
                     return Some(Step::Send(self.attempts.send(slot, now), message));
                 }
-                Err(fault) => self.condemn(slot, fault),
+                Err(fault) => {
+                    self.lanes.unsend(slot);
+                    self.condemn(slot, fault);
+                }
             }
         }
     }
@@ -417,12 +431,17 @@ impl Destination {
     }
 
     fn is_full(&self) -> bool {
-        let max = self.spec.max_in_flight;
-        self.lanes.in_flight() >= max || self.attempts.span() >= max.saturating_mul(SPAN_FACTOR)
+        let max = if self.caution.is_careful() { 1 } else { self.spec.max_in_flight };
+        self.lanes.in_flight() >= max
+            || self.attempts.span() >= self.spec.max_in_flight.saturating_mul(SPAN_FACTOR)
+    }
+
+    fn message(&self, event: &Event) -> Result<Message, Fault> {
+        message::encode(event, &self.spec.envelope)
     }
 
     fn encode(&self, event: &Event) -> Result<Message, Fault> {
-        let message = message::encode(event, &self.spec.envelope)?;
+        let message = self.message(event)?;
         let limit = self.facts.as_ref().map_or(usize::MAX, |facts| facts.max_message_bytes);
         if message.size > limit {
             let detail = format!(
@@ -438,7 +457,7 @@ impl Destination {
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let phase = match self.phase {
             Phase::ResumeAt { at, .. } => at.filter(|_| self.may_resume()),
-            Phase::Probe | Phase::Flow => self.paused_until,
+            Phase::Probe | Phase::Flow => self.caution.wake_at(),
             Phase::Down | Phase::RecordFloor | Phase::Resuming { .. } | Phase::Drain { .. } => None,
         };
         phase.into_iter().chain(self.lanes.wake_at()).min()

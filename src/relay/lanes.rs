@@ -231,6 +231,13 @@ impl Lanes {
         Some(entry)
     }
 
+    /// The event was taken and then not sent.
+    pub fn unsend(&mut self, slot: Slot) {
+        if let Some(entry) = self.entry_mut(slot) {
+            entry.attempts = entry.attempts.saturating_sub(1);
+        }
+    }
+
     /// The event is not in the stream: the lane goes back to its first undecided entry, at
     /// `retry_at` if given.
     pub fn give_back(&mut self, slot: Slot, retry_at: Option<Instant>) {
@@ -286,18 +293,37 @@ impl Lanes {
 
     /// Opens the lanes whose time has come.
     pub fn wake(&mut self, now: Instant) {
-        while let Some(Reverse((at, run))) = self.timers.peek().copied() {
+        while let Some(Reverse((at, _))) = self.timers.peek().copied() {
             if at > now {
                 break;
             }
-            self.timers.pop();
-            if let Some(lane) = self.lanes.get_mut(&run)
-                && lane.gate == Gate::Until(at)
-            {
-                lane.gate = Gate::Rewinding;
-                self.restart_when_idle(run);
-            }
+            self.wake_next();
         }
+    }
+
+    /// Opens the lane of the next timer; `false` when the lane does not wait for it any more.
+    fn wake_next(&mut self) -> bool {
+        let Some(Reverse((at, run))) = self.timers.pop() else { return false };
+        let Some(lane) = self.lanes.get_mut(&run) else { return false };
+        let waits = lane.gate == Gate::Until(at);
+        if waits {
+            lane.gate = Gate::Rewinding;
+            self.restart_when_idle(run);
+        }
+        waits
+    }
+
+    /// Opens so many of the lanes that wait for the clock, the next ones first. `false`: no lane
+    /// waits any more.
+    pub fn wake_early(&mut self, lanes: usize) -> bool {
+        let mut left = lanes;
+        while left > 0 {
+            if self.timers.is_empty() {
+                return false;
+            }
+            left -= usize::from(self.wake_next());
+        }
+        true
     }
 
     /// Slots of the events not in flight that `wanted` picks, in no particular order.

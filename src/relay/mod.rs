@@ -7,6 +7,7 @@
 
 pub mod attempts;
 pub mod backoff;
+mod caution;
 pub mod destination;
 pub mod lanes;
 pub mod machine;

@@ -278,7 +278,42 @@ fn many_refusals_of_one_moment_are_one_failure() {
     let wake = |scene: &Scene| scene.relay.destinations()[0].wake_at().unwrap() - scene.now;
     assert!(wake(&scene) < Duration::from_secs(2), "{:?}", wake(&scene));
     scene.pass(Duration::from_secs(2));
-    assert_eq!(scene.sent().len(), 60);
+    let sent = scene.sent();
+    assert_eq!(sent.len(), 1, "one alone tells whether the stream takes events again");
+    scene.answer(sent[0], Outcome::Stored { stream_seq: 12, duplicate: false });
+    assert_eq!(scene.sent().len(), 59);
+}
+
+/// Refuses the first event that is sent; in a batch those behind it are not stored.
+fn refuse_first(scene: &mut Scene, pipeline: Pipeline) {
+    let sent = scene.sent();
+    for (index, attempt) in sent.iter().enumerate() {
+        scene.answer(*attempt, if index == 0 { refused(None) } else { Outcome::NotSent });
+    }
+    if pipeline == Pipeline::Batch && !sent.is_empty() {
+        scene.resume("s1", 11);
+    }
+}
+
+#[test]
+fn a_run_that_is_refused_for_long_holds_up_no_other() {
+    for pipeline in [Pipeline::Batch, Pipeline::PerRun] {
+        let mut scene = Scene::flowing(pipeline);
+        scene.commit(&[(2, "r"), (3, "r")]);
+        for _ in 0..100 {
+            refuse_first(&mut scene, pipeline);
+            scene.pass(Duration::from_secs(30));
+        }
+        // Its time has come again, and it comes first.
+        scene.commit(&[(4, "s")]);
+        refuse_first(&mut scene, pipeline);
+        scene.pass(Duration::from_millis(10));
+        let sent = scene.sent();
+        assert_eq!(sent.len(), 1);
+        scene.answer(sent[0], Outcome::Stored { stream_seq: 12, duplicate: false });
+        let lanes = scene.relay.destinations()[0].lanes();
+        assert_eq!((lanes.len(), lanes.oldest().map(|entry| entry.event.seq)), (2, Some(2)));
+    }
 }
 
 #[test]
