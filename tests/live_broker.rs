@@ -1,5 +1,6 @@
 //! P1, P3, P4, P5 when nats-server is killed and started again under load, alone and together with
-//! the relay.
+//! the relay; when answers are lost on the way, within the dedupe window and outside it; and when
+//! the way is slow.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -7,8 +8,14 @@ mod support;
 
 use std::time::Duration;
 
-use outboxd::sandbox::{Dice, Workload, World, WorldOptions};
-use support::{finish_and_judge, options, paced};
+use outboxd::sandbox::{
+    Broker, Dice, Mode, Nats, NatsOptions, Postgres, PostgresOptions, Proxy, Workload, World,
+    WorldOptions,
+};
+use support::look::metric;
+use support::{drill, finish_and_judge, options, paced};
+
+const PER_RUN: &str = "pipeline = \"per-run\"\n";
 
 async fn survives_broker_kills(options: WorldOptions, load: Workload, kill_the_relay_too: bool) {
     let mut world = World::start(options).await.unwrap();
@@ -50,6 +57,98 @@ async fn nats_server_and_relay_are_killed_under_load_of_many_runs() {
 
 #[tokio::test]
 async fn nats_server_is_killed_with_one_event_of_a_run_in_flight() {
-    let options = WorldOptions { destination: "pipeline = \"per-run\"".to_owned(), ..options() };
-    survives_broker_kills(options, paced(), false).await;
+    let options = WorldOptions { destination: PER_RUN.to_owned(), ..options() };
+    survives_broker_kills(options, Workload { runs: 1_000, ..paced() }, false).await;
+}
+
+#[tokio::test]
+async fn nats_server_and_relay_are_killed_with_the_one_event_of_the_one_run_in_flight() {
+    let options = WorldOptions { destination: PER_RUN.to_owned(), ..options() };
+    survives_broker_kills(options, Workload { runs: 1, ..paced() }, true).await;
+}
+
+/// A world whose relay reaches NATS through a proxy.
+async fn behind_a_proxy(destination: &str, create: &str) -> (World, Proxy) {
+    let (postgres, nats) = tokio::try_join!(
+        Postgres::start_with(PostgresOptions::default()),
+        Nats::start_with(NatsOptions::default())
+    )
+    .unwrap();
+    let proxy = Proxy::start(nats.port()).await.unwrap();
+    let options = WorldOptions {
+        servers: Some(vec![format!("nats://127.0.0.1:{}", proxy.port())]),
+        destination: destination.to_owned(),
+        create: create.to_owned(),
+        ..options()
+    };
+    let broker = Broker::Single(Box::new(nats));
+    let mut world = World::assemble(options, postgres, broker).await.unwrap();
+    world.start_relay().await.unwrap();
+    (world, proxy)
+}
+
+/// What the relay sends is stored, and no answer comes back for longer than it waits for one.
+async fn survives_lost_answers(destination: &str, create: &str, silence: Duration) {
+    let destination = format!("ack_timeout = \"1s\"\n{destination}");
+    let (world, proxy) = behind_a_proxy(&destination, create).await;
+    let sampling = world.sample().await.unwrap();
+    let load = paced();
+    let mut dice = Dice::new(load.seed);
+    let events = load.events;
+    let mut load = world.load(load);
+    let faults = if drill() { 5 } else { 2 };
+    for fault in 1..=faults {
+        load.reach(events * fault / (faults + 1)).await;
+        tokio::time::sleep(Duration::from_millis(dice.below(50))).await;
+        proxy.set(Mode::DropReplies);
+        tokio::time::sleep(silence).await;
+        proxy.set(Mode::Pass);
+    }
+    finish_and_judge(&world, load, sampling).await;
+    let resumed = metric(&world, "outboxd_resumed_events_total", "").await;
+    assert!(resumed > Some(0.0), "nothing was stored without an answer: {resumed:?}");
+    println!("{resumed:?} events were found in the stream");
+}
+
+#[tokio::test]
+async fn answers_are_lost_and_heal_within_the_dedupe_window() {
+    survives_lost_answers("", "", Duration::from_millis(2_500)).await;
+}
+
+/// The broker has forgotten the ids: only reading the stream avoids copies.
+#[tokio::test]
+async fn answers_are_lost_and_heal_outside_the_dedupe_window() {
+    let create = "duplicate_window = \"500ms\"";
+    survives_lost_answers("", create, Duration::from_millis(2_500)).await;
+}
+
+#[tokio::test]
+async fn answers_are_lost_outside_the_window_with_one_event_of_a_run_in_flight() {
+    let create = "duplicate_window = \"500ms\"";
+    survives_lost_answers(PER_RUN, create, Duration::from_millis(2_500)).await;
+}
+
+/// Slow is not broken, and nothing is sent twice.
+async fn survives_a_slow_way(destination: &str, mode: Mode, events: u64) {
+    let (world, proxy) = behind_a_proxy(destination, "duplicate_window = \"500ms\"").await;
+    proxy.set(mode);
+    let sampling = world.sample().await.unwrap();
+    let load = world.load(Workload { events, ..paced() });
+    finish_and_judge(&world, load, sampling).await;
+}
+
+#[tokio::test]
+async fn answers_take_their_time() {
+    survives_a_slow_way("", Mode::Delay(Duration::from_millis(200)), 5_000).await;
+}
+
+#[tokio::test]
+async fn answers_take_their_time_with_one_event_of_a_run_in_flight() {
+    survives_a_slow_way(PER_RUN, Mode::Delay(Duration::from_millis(50)), 2_000).await;
+}
+
+/// So thin that a window of messages takes longer than the relay waits for an answer.
+#[tokio::test]
+async fn the_line_is_thin() {
+    survives_a_slow_way("ack_timeout = \"1s\"", Mode::Narrow(100_000), 2_000).await;
 }
