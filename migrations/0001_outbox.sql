@@ -164,7 +164,7 @@ CREATE TABLE outbox.dead_letter (
     state_changed_at  timestamptz,
     state_changed_by  text,
     state_reason      text,
-    UNIQUE (relay, destination, seq)
+    UNIQUE (relay, destination, seq, event_id)
 );
 COMMENT ON TABLE outbox.dead_letter IS
     'Events that can''t be published, with reason; decided by `outboxd dead-letters`.';

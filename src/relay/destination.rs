@@ -7,10 +7,13 @@ use std::time::{Duration, Instant};
 use crate::event::{Event, Fault, Reason};
 use crate::message::{self, Message};
 use crate::relay::attempts::Attempts;
+use crate::relay::awaited::Awaited;
 use crate::relay::backoff::Backoff;
 use crate::relay::caution::Caution;
 use crate::relay::lanes::{Entry, Lanes, Slot};
-use crate::relay::outcome::{Answer, Attempt, Floor, Outcome, Pipeline, Refusal, StreamFacts};
+use crate::relay::outcome::{
+    Answer, Attempt, Floor, Found, Outcome, Pipeline, Refusal, StreamFacts,
+};
 use crate::relay::ranges::RangeSet;
 use crate::relay::receipts::{Decided, Decision};
 
@@ -22,6 +25,15 @@ pub(super) enum Step {
     Send(Attempt, Message),
     Bury(Slot, Box<Event>, Fault, u32),
     Resume(Floor),
+}
+
+/// Entries that a Resume found in the stream.
+#[derive(Debug)]
+pub(super) struct Finds {
+    /// The ledger has them.
+    pub recorded: Vec<Entry>,
+    /// Proven by WAL and stream; to be recorded.
+    pub undoubted: Vec<Entry>,
 }
 
 /// Runs that are tried before their time for each event that is stored while a stream heals.
@@ -52,6 +64,7 @@ pub struct Destination {
     to_bury: Vec<(Slot, Fault)>,
     /// Numbers in receipts that are being written.
     writing: RangeSet,
+    pub(super) awaited: Awaited,
     last_acked: Option<LastAcked>,
     /// From send to ack, of the events acked since the pump last asked.
     waits: Vec<Duration>,
@@ -77,6 +90,7 @@ impl Destination {
             caution: Caution::default(),
             to_bury: Vec::new(),
             writing: RangeSet::default(),
+            awaited: Awaited::default(),
             last_acked: None,
             waits: Vec::new(),
         }
@@ -123,7 +137,9 @@ impl Destination {
         if self.created.is_empty() {
             return self.recorded_floor.clone().unwrap_or_default();
         }
-        Floor { created: self.created.clone(), seq: self.attempts.floor() }
+        let seq = self.attempts.floor();
+        let seq = self.awaited.floor().map_or(seq, |floor| floor.min(seq));
+        Floor { created: self.created.clone(), seq }
     }
 
     /// Highest sequence of the stream made at `created` below which the *ledger* has everything. A
@@ -161,6 +177,7 @@ impl Destination {
                 Some(_) => self.attempts.restart(0),
             }
             self.created.clone_from(&facts.created);
+            self.awaited.clear();
             self.last_acked = None;
         }
         self.phase = match self.recorded_floor {
@@ -210,8 +227,22 @@ impl Destination {
 
     /// Resume read the stream to `last_seq`; `spec.recorded` has what it found. The entries
     /// returned were waiting here and are in stream and ledger.
-    pub(super) fn resumed(&mut self, now: Instant, created: &str, last_seq: u64) -> Vec<Entry> {
+    pub(super) fn resumed(
+        &mut self,
+        now: Instant,
+        created: &str,
+        last_seq: u64,
+        strangers: Vec<Found>,
+    ) -> Finds {
         self.reading = false;
+        let mut undoubted = Vec::new();
+        if created == self.created && !strangers.is_empty() {
+            strangers.into_iter().for_each(|found| self.awaited.insert(found));
+            let Destination { lanes, awaited, .. } = self;
+            let slots = lanes.find_waiting(|event| awaited.take(event));
+            self.counts.resumed += slots.len() as u64;
+            undoubted.extend(slots.into_iter().filter_map(|slot| self.lanes.settle(slot)));
+        }
         if let Phase::Resuming { proven } = self.phase {
             if created == self.created {
                 self.attempts.resumed(last_seq, proven);
@@ -222,11 +253,19 @@ impl Destination {
             }
         }
         if self.spec.recorded.is_empty() {
-            return Vec::new();
+            return Finds { recorded: Vec::new(), undoubted };
         }
         let slots = self.lanes.find_waiting(|event| self.spec.recorded.contains(event.seq));
         self.counts.resumed += slots.len() as u64;
-        slots.into_iter().filter_map(|slot| self.lanes.settle(slot)).collect()
+        let recorded = slots.into_iter().filter_map(|slot| self.lanes.settle(slot)).collect();
+        Finds { recorded, undoubted }
+    }
+
+    /// Did Resume see this very event in the stream, though its row was not to be seen?
+    pub(super) fn is_in_stream(&mut self, event: &Event) -> bool {
+        let seen = self.awaited.take(event);
+        self.counts.resumed += u64::from(seen);
+        seen
     }
 
     pub(super) fn resume_failed(&mut self, now: Instant) {

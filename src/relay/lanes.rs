@@ -327,11 +327,11 @@ impl Lanes {
     }
 
     /// Slots of the events not in flight that `wanted` picks, in no particular order.
-    pub fn find_waiting(&self, wanted: impl Fn(&Event) -> bool) -> Vec<Slot> {
-        let waiting = |entry: &Entry| entry.state == State::Waiting && wanted(&entry.event);
+    pub fn find_waiting(&self, mut wanted: impl FnMut(&Event) -> bool) -> Vec<Slot> {
+        let mut waiting = |entry: &Entry| entry.state == State::Waiting && wanted(&entry.event);
         let numbered = self.slots.iter().zip(0u32..);
         numbered
-            .filter(|(entry, _)| entry.as_ref().is_some_and(waiting))
+            .filter(|(entry, _)| entry.as_ref().is_some_and(&mut waiting))
             .map(|(_, index)| Slot(index))
             .collect()
     }

@@ -9,11 +9,15 @@ use crate::lsn::Lsn;
 use crate::message::Message;
 use crate::relay::destination::{Destination, DestinationSpec, LastAcked, Step};
 use crate::relay::lanes::{Entry, Slot};
-use crate::relay::outcome::{Answer, Attempt, DestinationId, Floor, StreamFacts};
+use crate::relay::outcome::{Answer, Attempt, DestinationId, Floor, Found, StreamFacts};
 use crate::relay::ranges::RangeSet;
 use crate::relay::receipts::{Decided, Decision};
 use crate::relay::route;
 use crate::relay::watermark::{TxnId, Watermark};
+
+/// Burials under way at most: each is a statement on the one control connection, before which
+/// receipts must not queue up, and holds a copy of its event.
+const BURIALS_AT_ONCE: usize = 64;
 
 /// Bounds, from the configuration.
 #[derive(Debug, Clone)]
@@ -73,6 +77,8 @@ pub struct Verified {
     pub last_seq: u64,
     /// Numbers that are in it.
     pub seqs: RangeSet,
+    /// Messages in it whose rows the table does not show.
+    pub strangers: Vec<Found>,
     /// Highest commit LSN among them; `None`: not known for all, so they are kept for good.
     pub last_lsn: Option<Lsn>,
 }
@@ -156,6 +162,8 @@ pub struct Relay {
     held_bytes: usize,
     /// Receipts being written.
     writing: Option<Vec<ReceiptDraft>>,
+    /// When the oldest decision among them was made.
+    writing_since: Option<Instant>,
     /// When the oldest decision without receipt was made.
     undecided_since: Option<Instant>,
     burials: usize,
@@ -182,6 +190,7 @@ impl Relay {
             last_begun: None,
             held_bytes: 0,
             writing: None,
+            writing_since: None,
             undecided_since: None,
             burials: 0,
             stopping: false,
@@ -238,7 +247,10 @@ impl Relay {
                 continue;
             }
             self.watermark.hold(txn);
-            if event.fault.is_none() && !route::takes(&destination.spec.filter, &event) {
+            if destination.is_in_stream(&event) {
+                destination.decided.add(event.seq, Some(txn), Decision::Published);
+                self.undecided_since.get_or_insert(now);
+            } else if event.fault.is_none() && !route::takes(&destination.spec.filter, &event) {
                 destination.counts.unmatched += 1;
                 destination.decided.add(event.seq, Some(txn), Decision::Unmatched);
                 self.undecided_since.get_or_insert(now);
@@ -269,8 +281,14 @@ impl Relay {
             spec.recorded.extend(verified.seqs.iter());
             spec.recorded_to = spec.recorded_to.max(verified.last_lsn.unwrap_or(Lsn(u64::MAX)));
         }
-        let entries = destination.resumed(now, &verified.created, verified.last_seq);
-        for entry in entries {
+        let strangers = verified.strangers;
+        let resumed = destination.resumed(now, &verified.created, verified.last_seq, strangers);
+        for entry in resumed.undoubted {
+            destination.decide(&entry, Decision::Published);
+            self.undecided_since.get_or_insert(now);
+            let_go(&mut self.held_bytes, entry);
+        }
+        for entry in resumed.recorded {
             // The ledger has it already: nothing is left to record.
             if let Some(txn) = entry.txn {
                 self.watermark.release(txn, 1);
@@ -293,6 +311,7 @@ impl Relay {
     }
 
     fn recorded(&mut self) {
+        self.writing_since = None;
         for draft in self.writing.take().unwrap_or_default() {
             for (txn, count) in &draft.decided.waiting {
                 self.watermark.release(*txn, *count);
@@ -308,6 +327,7 @@ impl Relay {
     fn forget_recorded(&mut self) {
         let confirmable = self.watermark.confirmable();
         for destination in &mut self.destinations {
+            destination.awaited.forget_below(confirmable);
             if !destination.spec.recorded.is_empty() && destination.spec.recorded_to < confirmable {
                 destination.spec.recorded = RangeSet::default();
             }
@@ -322,7 +342,8 @@ impl Relay {
             let index = (self.turn + turn) % count;
             let destination = self.destinations.get_mut(index)?;
             let id = DestinationId(u16::try_from(index).unwrap_or(u16::MAX));
-            let Some(step) = destination.poll(now, !self.stopping) else { continue };
+            let sending = !self.stopping && self.burials < BURIALS_AT_ONCE;
+            let Some(step) = destination.poll(now, sending) else { continue };
             self.turn = index;
             return Some(match step {
                 Step::Send(attempt, message) => Action::Send { destination: id, attempt, message },
@@ -353,7 +374,7 @@ impl Relay {
         if !due && !floors_only {
             return None;
         }
-        self.undecided_since = None;
+        self.writing_since = self.undecided_since.take().or(Some(now));
         let mut drafts = Vec::new();
         for (destination, index) in self.destinations.iter_mut().zip(0u16..) {
             if destination.decided.is_empty() && !destination.wants_floor_recorded() {
@@ -406,6 +427,11 @@ impl Relay {
     /// The destinations, in the configuration's order.
     pub fn destinations(&self) -> &[Destination] {
         &self.destinations
+    }
+
+    /// When the oldest decision was made that the ledger does not have yet.
+    pub fn unrecorded_since(&self) -> Option<Instant> {
+        self.writing_since.or(self.undecided_since)
     }
 
     /// Bytes of undecided events.

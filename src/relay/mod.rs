@@ -6,6 +6,7 @@
 //! confirmed).
 
 pub mod attempts;
+pub mod awaited;
 pub mod backoff;
 mod caution;
 pub mod destination;

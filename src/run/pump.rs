@@ -59,6 +59,14 @@ impl Pump<'_> {
             self.act(&mut jobs, &mut ships);
             self.wal.confirm(self.relay.confirmable());
             self.reporter.turn(self.relay, clock::now());
+            // A statement under way answers for the connection; one that waits for a synchronous
+            // standby must not look like a dead server.
+            if clock::now() >= next_ping {
+                next_ping = clock::now() + PING_EVERY;
+                if jobs.is_empty() {
+                    jobs.push(Box::pin(Arc::clone(&self.ledger).ping()));
+                }
+            }
             if let Some(deadline) = stop_by
                 && (self.relay.is_quiet() || clock::now() >= deadline)
             {
@@ -85,16 +93,7 @@ impl Pump<'_> {
                     }
                 }
                 items = self.wal.next(), if self.relay.wants_wal() => self.read(items?)?,
-                () = tokio::time::sleep_until(wake.into()) => {
-                    // A statement under way answers for the connection; one that waits for a
-                    // synchronous standby must not look like a dead server.
-                    if clock::now() >= next_ping {
-                        next_ping = clock::now() + PING_EVERY;
-                        if jobs.is_empty() {
-                            jobs.push(Box::pin(Arc::clone(&self.ledger).ping()));
-                        }
-                    }
-                }
+                () = tokio::time::sleep_until(wake.into()) => {}
             }
         }
         self.leave(stop_by).await
@@ -248,6 +247,7 @@ impl Pump<'_> {
         if candidates.is_empty() {
             let Resumed { created, last_seq, .. } = resumed;
             let verified = Verified { created, last_seq, ..Verified::default() };
+            self.reporter.resume_done(id, self.relay);
             return self.feed(Input::Resumed(id, verified));
         }
         let floor = destination.recorded_floor(&resumed.created);
@@ -275,6 +275,7 @@ impl Pump<'_> {
             Done::Verified(id, result) => {
                 let verified = result?;
                 self.reporter.resumed(id, &verified);
+                self.reporter.resume_done(id, self.relay);
                 self.feed(Input::Resumed(id, verified))
             }
             Done::Pinged(result) => {

@@ -8,6 +8,7 @@ use crate::admin::status::{Phase, Source, Status};
 use crate::error::Failure;
 use crate::lsn::Lsn;
 use crate::relay::Relay;
+use crate::relay::destination::Destination;
 use crate::relay::machine::Verified;
 use crate::relay::outcome::{DestinationId, StreamFacts};
 use crate::run::work::Pulse;
@@ -122,7 +123,16 @@ impl Reporter {
     /// The stream could not be read.
     pub fn resume_failed(&mut self, id: DestinationId, failure: &Failure) {
         self.dirty = true;
+        self.status.destination_down(id, failure);
         self.warn(id, failure, "the stream could not be read; trying again");
+    }
+
+    /// The stream was read: the destination works again, if it did not.
+    pub fn resume_done(&mut self, id: DestinationId, relay: &Relay) {
+        let facts = relay.destinations().get(usize::from(id.0)).and_then(Destination::facts);
+        if let Some((destination, facts)) = self.status.destination(id).zip(facts) {
+            destination.up(facts);
+        }
     }
 
     /// Messages that were sent with unknown outcome are in the stream.

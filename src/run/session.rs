@@ -56,7 +56,11 @@ pub async fn run(
     if !take_lock(config, status, &mut control, shutdown).await? {
         return Ok(Ended::Stopped);
     }
-    let prepared = prepare(config, &control, &identity).await?;
+    let prepared = tokio::select! {
+        prepared = prepare(config, &control, &identity) => prepared?,
+        failure = control.closed() => return Err(failure),
+        () = shutdown.cancelled() => return Ok(Ended::Stopped),
+    };
     let wal = replication.start(&config.source.slot, &config.source.publication).await?;
     tracing::info!(
         slot = config.source.slot,
@@ -118,10 +122,11 @@ async fn take_lock(
 ) -> Result<bool, Failure> {
     let name = &config.relay.name;
     let mut told = false;
-    while !lock::try_lock(&control.client, name).await? {
+    let limit = config.source.connect_timeout;
+    while !within(limit, lock::try_lock(&control.client, name)).await? {
         if !told {
             told = true;
-            let holder = lock::holder(&control.client, name).await?;
+            let holder = within(limit, lock::holder(&control.client, name)).await?;
             let pid = holder.as_ref().map_or(0, |holder| holder.pid);
             tracing::info!(
                 relay = name,
@@ -138,6 +143,17 @@ async fn take_lock(
     }
     status.phase(Phase::Starting);
     Ok(true)
+}
+
+/// A server that answers nothing must not look like a standby that waits.
+async fn within<T>(
+    limit: Duration,
+    statement: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    tokio::time::timeout(limit, statement).await.unwrap_or_else(|_| {
+        let detail = format!("no answer on the control connection within {limit:?}");
+        Err(Failure::new(Kind::SourceSilent, detail))
+    })
 }
 
 /// What a session knows before it reads WAL.
@@ -157,8 +173,9 @@ async fn prepare(
 ) -> Result<Prepared, Failure> {
     let client = Arc::clone(&control.client);
     let name = &config.relay.name;
-    let store = Store::open(&client, name, &config.source).await?;
-    shape::require(&client, &config.source).await?;
+    let limit = config.source.connect_timeout;
+    let store = within(limit, Store::open(&client, name, &config.source)).await?;
+    within(limit, shape::require(&client, &config.source)).await?;
     let (system, timeline) = (&identity.system_identifier, identity.timeline);
     let row =
         identity::read_or_create(&client, name, &config.source.table, system, timeline).await?;

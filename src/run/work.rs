@@ -129,13 +129,15 @@ impl Ledger {
                 }
             }
         }
-        let strangers = candidates.iter().filter(|found| !seqs.contains(found.seq)).count();
-        if strangers > 0 {
-            tracing::warn!(
+        let is_stranger = |found: &&Found| !seqs.contains(found.seq);
+        let strangers: Vec<Found> = candidates.iter().filter(is_stranger).cloned().collect();
+        if !strangers.is_empty() {
+            tracing::info!(
                 destination = place.destination,
-                messages = strangers,
+                messages = strangers.len(),
                 "the stream holds messages of this relay whose rows are not in the table \
-                 (deleted, or another history); they are left alone"
+                 (deleted, not visible yet, or of another history): not sent again if the WAL \
+                 brings their events, and left alone otherwise"
             );
         }
         let counted = || candidates.iter().filter(|found| seqs.contains(found.seq));
@@ -160,7 +162,8 @@ impl Ledger {
             };
             self.store.append(&self.client, self.generation, &[receipt]).await?;
         }
-        Ok(Verified { created: resumed.created, last_seq: resumed.last_seq, seqs, last_lsn })
+        let Resumed { created, last_seq, .. } = resumed;
+        Ok(Verified { created, last_seq, seqs, strangers, last_lsn })
     }
 }
 

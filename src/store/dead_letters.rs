@@ -42,7 +42,7 @@ pub(super) const BURY: &str = "\
                 headers, created_at, committed_at, commit_lsn, commit_index, reason, detail, \
                 server_code, attempts, place) \
     ORDER BY l.place \
-    ON CONFLICT (relay, destination, seq) DO NOTHING";
+    ON CONFLICT (relay, destination, seq, event_id) DO NOTHING";
 
 impl Store {
     /// Buries events: one statement, durable when it returns, and only then may they count as

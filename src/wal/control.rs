@@ -62,10 +62,13 @@ impl Control {
     }
 
     /// Limits that a role or database may carry are meant for applications. The lock lives as long
-    /// as this session does.
+    /// as this session does, so the server is to notice within seconds that our host is gone, and
+    /// let a standby take over.
     async fn prepare_session(&self, version: u32) -> Result<(), Failure> {
         let mut limits = "SET statement_timeout = 0; SET lock_timeout = 0; \
-                          SET idle_in_transaction_session_timeout = 0;"
+                          SET idle_in_transaction_session_timeout = 0; \
+                          SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 5; \
+                          SET tcp_keepalives_count = 3; SET tcp_user_timeout = 20000;"
             .to_owned();
         if version >= 140_000 {
             limits.push_str("SET idle_session_timeout = 0;");

@@ -294,7 +294,7 @@ impl World {
                     floor: floor.clone(),
                 });
                 let (created, last_seq) = (resumed.created.clone(), resumed.last_seq);
-                return Verified { created, last_seq, seqs, last_lsn };
+                return Verified { created, last_seq, seqs, last_lsn, strangers: Vec::new() };
             }
         }
         Verified::default()

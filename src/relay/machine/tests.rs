@@ -136,7 +136,10 @@ impl Scene {
     fn found(&mut self, created: &str, last_seq: u64, seqs: &[i64]) {
         let seqs = seqs.iter().map(|seq| (*seq, *seq)).collect();
         let created = created.to_owned();
-        self.feed(Input::Resumed(FIRST, Verified { created, last_seq, seqs, last_lsn: None }));
+        self.feed(Input::Resumed(
+            FIRST,
+            Verified { created, last_seq, seqs, ..Verified::default() },
+        ));
     }
 
     fn answer(&mut self, attempt: u64, outcome: Outcome) {
@@ -472,4 +475,68 @@ fn a_stop_sends_nothing_new_and_becomes_quiet() {
     assert!(!scene.relay.is_quiet());
     scene.feed(Input::Recorded);
     assert!(scene.relay.is_quiet());
+}
+
+/// A row that its own transaction deleted, or that waits for a synchronous standby: the table does
+/// not show it, the stream has its message, the WAL brings it again.
+#[test]
+fn what_the_stream_has_and_the_table_does_not_show_is_not_sent_again() {
+    let mut scene = Scene::new(vec![spec("a", Some(floor("s1", 10)))]);
+    scene.feed(Input::Up(FIRST, facts("s1", 12, Pipeline::Batch)));
+    scene.commit(&[(1, "r")]);
+    let Some(Action::Resume { .. }) = scene.relay.poll(scene.now) else { panic!("no Resume") };
+    let stranger = |seq: i64, stream_seq| Found {
+        seq,
+        id: event(seq, "r").id.clone(),
+        commit_lsn: Some(Lsn(300)),
+        generation: 1,
+        stream_seq,
+    };
+    let mut other = stranger(3, 14);
+    other.id = EventId::Int(3);
+    let strangers = vec![stranger(1, 12), stranger(2, 13), other];
+    let verified =
+        Verified { created: "s1".to_owned(), last_seq: 14, strangers, ..Verified::default() };
+    scene.feed(Input::Resumed(FIRST, verified));
+    assert_eq!(scene.relay.destinations()[0].floor(), floor("s1", 12), "2 is not decided");
+    scene.commit(&[(2, "r"), (3, "r")]);
+    assert_eq!(scene.relay.destinations()[0].counts().resumed, 2);
+    // 3 is another event than the one in the stream: it is sent.
+    assert_eq!(scene.sent().len(), 1);
+    assert_eq!(scene.relay.destinations()[0].floor(), floor("s1", 14));
+    scene.pass(Duration::from_millis(100));
+    let drafts = scene.drafts();
+    assert_eq!(drafts[0].decided.published.iter().collect::<Vec<_>>(), [(1, 2)]);
+}
+
+#[test]
+fn few_burials_are_under_way_at_a_time() {
+    let mut scene = Scene::flowing(Pipeline::Batch);
+    let rows: Vec<(i64, String)> = (10..210).map(|seq| (seq, format!("r{seq}"))).collect();
+    scene.lsn += 100;
+    scene.feed(Input::Begin { commit_lsn: Lsn(scene.lsn) });
+    for (seq, run) in &rows {
+        let mut bad = Event::clone(&event(*seq, run));
+        bad.fault = Some(Fault { reason: Reason::Unmappable, detail: String::new() });
+        scene.feed(Input::Event(bad));
+    }
+    scene.feed(Input::Commit { end_lsn: Lsn(scene.lsn + 50) });
+    let burials = |scene: &mut Scene| {
+        let burial = |action| match action {
+            Action::Bury { burial, .. } => Some(burial),
+            Action::Send { .. } | Action::Resume { .. } | Action::Record(_) => None,
+        };
+        scene.poll().into_iter().filter_map(burial).collect::<Vec<_>>()
+    };
+    let mut buried = 0;
+    loop {
+        let some = burials(&mut scene);
+        assert!(some.len() <= BURIALS_AT_ONCE);
+        if some.is_empty() {
+            break;
+        }
+        buried += some.len();
+        some.into_iter().for_each(|burial| scene.feed(Input::Buried(burial, true)));
+    }
+    assert_eq!(buried, rows.len());
 }
