@@ -22,6 +22,9 @@ pub struct Packet {
     pub poison: bool,
     /// When the last Resume before this send read the stream.
     pub resumed_at: Micros,
+    pub sent_at: Micros,
+    /// Sent for a session that was over.
+    pub stale: bool,
 }
 
 /// Place in a batch.
@@ -71,6 +74,8 @@ pub struct Stored {
     pub headers: HeaderMap,
     pub at: Micros,
     pub resumed_at: Micros,
+    pub sent_at: Micros,
+    pub stale: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -227,6 +232,8 @@ impl Broker {
             headers: packet.headers,
             at: now,
             resumed_at: packet.resumed_at,
+            sent_at: packet.sent_at,
+            stale: packet.stale,
         };
         self.log.push(stored.clone());
         self.news.push(stored);

@@ -17,6 +17,8 @@ struct Copy {
     incarnation: u32,
     at: Micros,
     resumed_at: Micros,
+    sent_at: Micros,
+    stale: bool,
 }
 
 #[derive(Debug, Default)]
@@ -25,6 +27,8 @@ pub struct Streams {
     stored: HashMap<(usize, i64), Vec<Copy>>,
     /// Position of the newest first occurrence of each run.
     newest: HashMap<(usize, Vec<u8>), Position>,
+    /// When each completed recovery read the stream for the last time.
+    recoveries: HashMap<usize, Vec<Micros>>,
 }
 
 impl Streams {
@@ -42,7 +46,13 @@ impl Streams {
         let row = row.unwrap_or_else(|| panic!("P2: {seq} is in the stream and never committed"));
         assert!(message.msg_id.ends_with(&row.id.to_string()), "P2: {seq} has the id of another");
         let copies = self.stored.entry((destination, seq)).or_default();
-        let new = Copy { incarnation, at: message.at, resumed_at: message.resumed_at };
+        let new = Copy {
+            incarnation,
+            at: message.at,
+            resumed_at: message.resumed_at,
+            sent_at: message.sent_at,
+            stale: message.stale,
+        };
         if copies.is_empty()
             && let Some(run) = &row.run
         {
@@ -55,17 +65,30 @@ impl Streams {
             *newest = position;
         }
         for old in copies.iter().filter(|old| old.incarnation == incarnation) {
-            // Whichever was sent later was sent after a Resume. A copy is allowed only when the
-            // other one was not in the stream yet when that Resume read it.
-            let known = new.resumed_at >= old.at;
-            assert!(
-                !known,
-                "P4: {seq} stored at {} and again at {}, though Resume read at {}",
-                old.at, new.at, new.resumed_at
-            );
-            swarm.count("copy: stored after the last Resume");
+            // A copy is allowed only when the first was not in the stream yet when the Resume
+            // before the second send read it, ...
+            let unseen = new.resumed_at < old.at;
+            // ... or was on its way for longer than a whole recovery, which settled that it would
+            // not come any more, ...
+            let recoveries = self.recoveries.get(&destination).map_or(&[][..], Vec::as_slice);
+            let overdue = recoveries.iter().any(|read| old.sent_at < *read && *read < old.at);
+            // ... or was sent by a relay that had lost its session.
+            let what = match (unseen, overdue, old.stale) {
+                (true, _, _) => "copy: stored after the last Resume",
+                (_, true, _) => "copy: stored after a whole recovery",
+                (_, _, true) => "copy: by a relay without a session",
+                _ => panic!(
+                    "P4: {seq} stored at {} and again at {}, though Resume read at {}",
+                    old.at, new.at, new.resumed_at
+                ),
+            };
+            swarm.count(what);
         }
         copies.push(new);
+    }
+
+    pub fn recovered(&mut self, destination: usize, read: Micros) {
+        self.recoveries.entry(destination).or_default().push(read);
     }
 
     pub fn has(&self, destination: usize, seq: i64) -> bool {
@@ -155,14 +178,17 @@ impl Watch {
         self.stages[usize::from(id.0)] = (Stage::NeedsResume, pipeline);
     }
 
-    pub fn resumed(&mut self, id: DestinationId, done: bool) {
+    /// Is the recovery complete with this?
+    pub fn resumed(&mut self, id: DestinationId, done: bool) -> bool {
         let stage = &mut self.stages[usize::from(id.0)].0;
+        let complete = done && *stage == Stage::Proven;
         *stage = match *stage {
             Stage::NeedsResume if done => Stage::MayProbe,
             Stage::Proven if done => Stage::Flows,
             Stage::Proven => Stage::NeedsResume,
             other => other,
         };
+        complete
     }
 
     pub fn sent(&mut self, id: DestinationId, attempt: u64, seq: i64, run: Option<Vec<u8>>) {

@@ -44,7 +44,8 @@ pub struct Publisher {
     queue: VecDeque<Shipment>,
     batch: Option<Batch>,
     ones: BTreeSet<u64>,
-    resumed_at: Micros,
+    /// When the last Resume read the stream.
+    pub resumed_at: Micros,
 }
 
 /// Never used twice, by no connection and no process.
@@ -183,6 +184,8 @@ impl Publisher {
             headers: message.headers.clone(),
             poison: message.payload == POISON,
             resumed_at: self.resumed_at,
+            sent_at: 0,
+            stale: false,
         }
     }
 

@@ -253,8 +253,11 @@ impl World {
         if !verified.seqs.is_empty() {
             self.swarm.count("found by Resume");
         }
-        if let Some(session) = &mut self.session {
-            session.watch.resumed(id, true);
+        let at = usize::from(id.0);
+        if let Some(session) = &mut self.session
+            && session.watch.resumed(id, true)
+        {
+            self.streams.recovered(at, self.sites[at].publisher.resumed_at);
         }
         self.feed(Input::Resumed(id, verified));
     }

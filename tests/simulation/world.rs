@@ -282,7 +282,9 @@ impl World {
                 Effect::Watch(watched) => {
                     self.after(ACK_TIMEOUT, Happening::Watch(self.epoch, at, watched));
                 }
-                Effect::Send(packet) => {
+                Effect::Send(mut packet) => {
+                    packet.sent_at = self.now;
+                    packet.stale = self.sites[at].publisher.conn != Some(packet.conn);
                     self.swarm.count("sent");
                     if packet.batch.is_none() {
                         arrival = self.now + self.dice.between(50, 2 * MS);
