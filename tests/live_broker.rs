@@ -13,11 +13,17 @@ use outboxd::sandbox::{
     WorldOptions,
 };
 use support::look::metric;
-use support::{drill, finish_and_judge, options, paced};
+use support::{drill, finish_and_judge, options, paced, paced_over};
 
 const PER_RUN: &str = "pipeline = \"per-run\"\n";
 
-async fn survives_broker_kills(options: WorldOptions, load: Workload, kill_the_relay_too: bool) {
+/// Kills nats-server three times, spread over the load. Between two of these the relay is killed
+/// and stays away for `relay_away`, when that is given.
+async fn survives_broker_kills(
+    options: WorldOptions,
+    load: Workload,
+    relay_away: Option<Duration>,
+) {
     let mut world = World::start(options).await.unwrap();
     let sampling = world.sample().await.unwrap();
     let mut dice = Dice::new(load.seed);
@@ -31,9 +37,11 @@ async fn survives_broker_kills(options: WorldOptions, load: Workload, kill_the_r
         world.nats().unwrap().kill9().unwrap();
         world.nats().unwrap().restart().await.unwrap();
         load.reach(events * (2 * kill) / (2 * kills + 1)).await;
-        if kill_the_relay_too {
+        if let Some(away) = relay_away {
             tokio::time::sleep(Duration::from_millis(dice.below(50))).await;
+            assert!(load.committed() < events, "the fault came after the load");
             world.relay.kill9().unwrap();
+            tokio::time::sleep(away).await;
             world.relay.start().unwrap();
         }
     }
@@ -42,29 +50,48 @@ async fn survives_broker_kills(options: WorldOptions, load: Workload, kill_the_r
 
 #[tokio::test]
 async fn nats_server_is_killed_under_load_of_many_runs() {
-    survives_broker_kills(options(), Workload { runs: 1_000, ..paced() }, false).await;
+    survives_broker_kills(options(), Workload { runs: 1_000, ..paced() }, None).await;
 }
 
 #[tokio::test]
 async fn nats_server_and_relay_are_killed_under_load_of_one_run() {
-    survives_broker_kills(options(), Workload { runs: 1, ..paced() }, true).await;
+    survives_broker_kills(options(), Workload { runs: 1, ..paced() }, Some(Duration::ZERO)).await;
 }
 
 #[tokio::test]
 async fn nats_server_and_relay_are_killed_under_load_of_many_runs() {
-    survives_broker_kills(options(), Workload { runs: 1_000, ..paced() }, true).await;
+    survives_broker_kills(options(), Workload { runs: 1_000, ..paced() }, Some(Duration::ZERO))
+        .await;
 }
 
 #[tokio::test]
 async fn nats_server_is_killed_with_one_event_of_a_run_in_flight() {
     let options = WorldOptions { destination: PER_RUN.to_owned(), ..options() };
-    survives_broker_kills(options, Workload { runs: 1_000, ..paced() }, false).await;
+    survives_broker_kills(options, Workload { runs: 1_000, ..paced() }, None).await;
 }
 
 #[tokio::test]
 async fn nats_server_and_relay_are_killed_with_the_one_event_of_the_one_run_in_flight() {
     let options = WorldOptions { destination: PER_RUN.to_owned(), ..options() };
-    survives_broker_kills(options, Workload { runs: 1, ..paced() }, true).await;
+    survives_broker_kills(options, Workload { runs: 1, ..paced() }, Some(Duration::ZERO)).await;
+}
+
+/// When the relay comes back, the broker has forgotten the ids of what it stored before the kill.
+async fn survives_kills_past_the_dedupe_window(runs: u64) {
+    let (window, away) = if drill() { ("2s", 10) } else { ("1s", 2) };
+    let options = WorldOptions { create: format!("duplicate_window = \"{window}\""), ..options() };
+    let load = Workload { runs, ..paced_over(if drill() { 30 } else { 4 } + 5 * away) };
+    survives_broker_kills(options, load, Some(Duration::from_secs(away))).await;
+}
+
+#[tokio::test]
+async fn nats_server_and_relay_are_killed_past_the_dedupe_window_with_many_runs() {
+    survives_kills_past_the_dedupe_window(1_000).await;
+}
+
+#[tokio::test]
+async fn nats_server_and_relay_are_killed_past_the_dedupe_window_with_one_run() {
+    survives_kills_past_the_dedupe_window(1).await;
 }
 
 /// A world whose relay reaches NATS through a proxy.
