@@ -119,7 +119,7 @@ impl Status {
             commit_to_ack: Histogram::default(),
             relay: config.relay.name.clone(),
             slot: config.source.slot.clone(),
-            memory_bytes: config.relay.memory_bytes,
+            memory_bytes: config.event_bytes(),
             max_lag: config.health.max_lag,
             started,
             destinations: config.destinations.iter().map(new).collect(),

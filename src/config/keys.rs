@@ -165,7 +165,7 @@ keys! {
         "Name of this relay: header `Outbox-Relay`, the lock, and the defaults of slot and publication."
         => "\"orders\"";
     MEMORY: u64 = Relay "memory", Size("4MiB", "64GiB"), Default("32MiB"),
-        "Memory for events that are read and not yet decided; reading stops when it is full.";
+        "Memory for events that are read and not yet decided, a quarter of it for messages on their way; reading stops when it is full.";
     RECEIPT_INTERVAL: Duration = Relay "receipt_interval", Lasting("10ms", "10s"), Default("100ms"),
         "Longest time between an ack and its receipt in the ledger.";
     RECEIPT_EVENTS: u32 = Relay "receipt_events", Count(1, 100_000), Default("10000"),
@@ -230,7 +230,7 @@ keys! {
     ACK_TIMEOUT: Duration = Destination "ack_timeout", Lasting("100ms", "1m"), Default("5s"),
         "Silence after which an outcome counts as unknown and the stream is read to find out.";
     MAX_IN_FLIGHT: u32 = Destination "max_in_flight", Count(1, 1_000_000), Default("10000"),
-        "Events sent and unanswered at most.";
+        "Events sent and unanswered at most; all destinations together have 128 for each MiB of `memory`.";
     CREDS_FILE: PathBuf = Destination "creds_file", File, Nothing("no JWT"),
         "`.creds` file with JWT and seed." => "\"/etc/outboxd/nats.creds\"";
     NKEY_FILE: PathBuf = Destination "nkey_file", File, Nothing("no nkey"),

@@ -47,12 +47,35 @@ pub struct Config {
     pub health: HealthConfig,
 }
 
+/// What a message on its way takes beside its event: a map of about ten headers. Measured, rounded
+/// down: the row's own headers count with the event.
+const MESSAGE_BYTES: usize = 2 << 10;
+
+impl Config {
+    /// Part of `memory` for events that are read and not yet decided.
+    pub fn event_bytes(&self) -> usize {
+        self.relay.memory_bytes - self.message_bytes()
+    }
+
+    /// Part of `memory` for messages on their way, of all destinations.
+    fn message_bytes(&self) -> usize {
+        self.relay.memory_bytes / 4
+    }
+
+    /// Events of a destination that may be sent and unanswered: its own limit, as far as `memory`
+    /// allows.
+    pub fn max_in_flight(&self, destination: &DestinationConfig) -> usize {
+        let share = self.message_bytes() / self.destinations.len().max(1);
+        destination.max_in_flight.min(share / MESSAGE_BYTES).max(1)
+    }
+}
+
 /// `[relay]`
 #[derive(Debug, Clone)]
 pub struct RelayConfig {
     /// `Outbox-Relay`, the lock's name, and the default of slot and publication.
     pub name: String,
-    /// Memory for events that are read and not yet decided, bytes (`memory`, default 32 MiB).
+    /// Memory for events and their messages, bytes (`memory`, default 32 MiB).
     pub memory_bytes: usize,
     /// How long a stop waits for acks before it leaves (`shutdown_timeout`, default 10 s).
     pub shutdown_timeout: Duration,

@@ -330,3 +330,14 @@ fn bounds_are_kept() {
         assert_eq!(parse(&format!("{small}{line}\n")).is_ok(), good, "{line}");
     }
 }
+
+#[test]
+fn memory_bounds_what_is_in_flight() {
+    let mut config = parse(SMALL).unwrap();
+    let first = config.destinations[0].clone();
+    assert_eq!((config.event_bytes(), config.max_in_flight(&first)), (24 << 20, 4_096));
+    config.destinations.push(first.clone());
+    assert_eq!(config.max_in_flight(&first), 2_048);
+    config.destinations[0].max_in_flight = 7;
+    assert_eq!(config.max_in_flight(&config.destinations[0]), 7);
+}

@@ -245,7 +245,7 @@ fn specs(config: &Config, places: &[Place], prepared: &Prepared) -> Vec<Destinat
         name: destination.name.clone(),
         filter: destination.filter.clone(),
         envelope: place.envelope.clone(),
-        max_in_flight: destination.max_in_flight,
+        max_in_flight: config.max_in_flight(destination),
         recorded: recorded.clone(),
         recorded_to: *recorded_to,
         floor: floor.clone(),
@@ -255,7 +255,7 @@ fn specs(config: &Config, places: &[Place], prepared: &Prepared) -> Vec<Destinat
 
 fn limits(config: &Config) -> Limits {
     Limits {
-        memory_bytes: config.relay.memory_bytes,
+        memory_bytes: config.event_bytes(),
         receipt_interval: config.relay.receipt_interval,
         receipt_events: u64::try_from(config.relay.receipt_events).unwrap_or(u64::MAX),
     }
