@@ -9,8 +9,8 @@ use super::histogram::Histogram;
 use super::lock;
 use super::status::Failed;
 use crate::config::DestinationConfig;
-use crate::error::Failure;
-use crate::relay::destination::{Counts, Destination};
+use crate::error::{Failure, Kind};
+use crate::relay::destination::{Counts, Destination, Phase};
 use crate::relay::outcome::StreamFacts;
 
 /// What is known of one destination.
@@ -32,10 +32,35 @@ pub struct DestinationStatus {
 pub(super) struct Link {
     /// What the stream announced; kept while the destination is down.
     pub facts: Option<StreamFacts>,
+    /// Connected, and nothing is known that stands in the way of publishing.
     pub up: bool,
     pub since: Option<Instant>,
     pub failed: Option<Failed>,
     pub procedure: &'static str,
+    connected: bool,
+    /// The stream could not be read back since.
+    unreadable: bool,
+    /// A permission was missing, and no ack came since: a new connection proves nothing.
+    forbidden: bool,
+}
+
+impl Link {
+    /// Makes a change; true when the destination is up by it.
+    fn change(&mut self, change: impl FnOnce(&mut Link)) -> bool {
+        change(self);
+        let up = self.connected && !self.unreadable && !self.forbidden;
+        let risen = up && !self.up;
+        if up != self.up {
+            self.since = Some(Instant::now());
+            self.up = up;
+        }
+        risen
+    }
+
+    /// Was this failure told before, and nothing better since?
+    fn knows(&self, failure: &Failure) -> bool {
+        !self.up && self.failed.as_ref().is_some_and(|failed| failed.failure == *failure)
+    }
 }
 
 /// Counters of the process, and those of the running session that are in them already.
@@ -75,24 +100,39 @@ impl DestinationStatus {
         }
     }
 
-    /// Connected, with these facts.
-    pub fn up(&self, facts: &StreamFacts) {
+    /// Connected, with these facts. True when the destination is up by it, or up in another way.
+    pub fn up(&self, facts: &StreamFacts) -> bool {
         let mut link = lock(&self.link);
-        if !link.up {
-            link.since = Some(Instant::now());
-        }
-        link.up = true;
-        link.facts = Some(facts.clone());
+        let pipeline = link.facts.as_ref().map(|facts| facts.pipeline);
+        let risen = link.change(|link| {
+            link.connected = true;
+            link.facts = Some(facts.clone());
+        });
+        risen || (link.up && pipeline != Some(facts.pipeline))
     }
 
-    /// Not connected, or unable to publish.
-    pub(super) fn down(&self, failure: &Failure) {
+    /// Not connected. False when this is nothing new.
+    pub(super) fn down(&self, failure: &Failure) -> bool {
         let mut link = lock(&self.link);
-        if link.up {
-            link.since = Some(Instant::now());
-        }
-        link.up = false;
-        link.failed = Some(Failed::now(failure));
+        let news = !link.knows(failure);
+        link.change(|link| {
+            link.connected = false;
+            link.unreadable = false;
+            link.forbidden |= failure.kind == Kind::BrokerPermission;
+            link.failed = Some(Failed::now(failure));
+        });
+        news
+    }
+
+    /// Connected perhaps, and the stream could not be read: nothing is published until it can.
+    pub(super) fn unreadable(&self, failure: &Failure) -> bool {
+        let mut link = lock(&self.link);
+        let news = !link.knows(failure);
+        link.change(|link| {
+            link.unreadable = true;
+            link.failed = Some(Failed::now(failure));
+        });
+        news
     }
 
     /// A new session begins: the core counts from zero again.
@@ -100,15 +140,22 @@ impl DestinationStatus {
         lock(&self.counters).seen = Counts::default();
     }
 
-    /// Takes over what the core knows. Counters are the core's own, since its session began.
-    pub fn observe(&self, core: &Destination) {
+    /// Takes over what the core knows. Counters are the core's own, since its session began. True
+    /// when the destination is up by it.
+    pub fn observe(&self, core: &Destination) -> bool {
         lock(&self.counters).take(core.counts());
-        lock(&self.link).procedure = core.phase().as_str();
+        let risen = lock(&self.link).change(|link| {
+            link.procedure = core.phase().as_str();
+            // Read to the end; and further on, proven by an ack.
+            link.unreadable &= !matches!(core.phase(), Phase::Probe | Phase::Flow);
+            link.forbidden &= core.phase() != Phase::Flow;
+        });
         let lanes = core.lanes();
         self.lanes.events.store(lanes.len(), Ordering::Relaxed);
         self.lanes.lanes.store(lanes.lane_count(), Ordering::Relaxed);
         self.lanes.in_flight.store(lanes.in_flight(), Ordering::Relaxed);
         self.lanes.retrying.store(lanes.retrying(), Ordering::Relaxed);
+        risen
     }
 
     pub(super) fn link(&self) -> Link {

@@ -161,12 +161,15 @@ impl Status {
         lock(&self.state).failed = Some(Failed::now(failure));
     }
 
-    /// A destination has no connection or can't publish: counted and shown.
-    pub fn destination_down(&self, id: DestinationId, failure: &Failure) {
+    /// A destination has no connection: counted and shown. False when this is nothing new.
+    pub fn destination_down(&self, id: DestinationId, failure: &Failure) -> bool {
         self.count(failure);
-        if let Some(destination) = self.destination(id) {
-            destination.down(failure);
-        }
+        self.destination(id).is_some_and(|destination| destination.down(failure))
+    }
+
+    /// A destination's stream can't be read: shown. False when this is nothing new.
+    pub fn destination_unreadable(&self, id: DestinationId, failure: &Failure) -> bool {
+        self.destination(id).is_some_and(|destination| destination.unreadable(failure))
     }
 
     fn count(&self, failure: &Failure) {
@@ -220,18 +223,22 @@ impl Status {
     }
 
     /// Takes over what the core knows. Looks at every lane: to be called a few times a second, not
-    /// at every turn of the loop.
-    pub fn observe(&self, core: &Relay) {
+    /// at every turn of the loop. The destinations that are up by it.
+    pub fn observe(&self, core: &Relay) -> Vec<&str> {
+        let mut risen = Vec::new();
         let mut events = 0;
         let mut oldest = None;
         for (status, destination) in self.destinations.iter().zip(core.destinations()) {
-            status.observe(destination);
+            if status.observe(destination) {
+                risen.push(status.name.as_str());
+            }
             events += u64::try_from(destination.lanes().len()).unwrap_or(u64::MAX);
             let first = destination.lanes().oldest().and_then(|entry| entry.event.committed_at);
             oldest = oldest.into_iter().chain(first).min();
         }
         self.undecided(events, u64::try_from(core.held_bytes()).unwrap_or(u64::MAX), oldest);
         self.confirmed(core.confirmable());
+        risen
     }
 
     /// Sets the undecided events; one that two destinations wait for counts twice.

@@ -103,7 +103,7 @@ impl Pump<'_> {
     async fn leave(self, stop_by: Option<Instant>) -> Result<(), Failure> {
         let confirmed = self.relay.confirmable();
         self.wal.confirm(confirmed);
-        self.reporter.observe_last(self.relay);
+        self.reporter.observe(self.relay);
         let destinations = self.relay.destinations();
         let in_flight: usize = destinations.iter().map(|each| each.lanes().in_flight()).sum();
         let waiting: usize = destinations.iter().map(|each| each.lanes().len()).sum();
@@ -247,7 +247,6 @@ impl Pump<'_> {
         if candidates.is_empty() {
             let Resumed { created, last_seq, .. } = resumed;
             let verified = Verified { created, last_seq, ..Verified::default() };
-            self.reporter.resume_done(id, self.relay);
             return self.feed(Input::Resumed(id, verified));
         }
         let floor = destination.recorded_floor(&resumed.created);
@@ -275,7 +274,6 @@ impl Pump<'_> {
             Done::Verified(id, result) => {
                 let verified = result?;
                 self.reporter.resumed(id, &verified);
-                self.reporter.resume_done(id, self.relay);
                 self.feed(Input::Resumed(id, verified))
             }
             Done::Pinged(result) => {

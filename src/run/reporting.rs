@@ -8,7 +8,6 @@ use crate::admin::status::{Phase, Source, Status};
 use crate::error::Failure;
 use crate::lsn::Lsn;
 use crate::relay::Relay;
-use crate::relay::destination::Destination;
 use crate::relay::machine::Verified;
 use crate::relay::outcome::{DestinationId, StreamFacts};
 use crate::run::work::Pulse;
@@ -47,13 +46,15 @@ impl Reporter {
         if self.dirty && now >= self.observed + OBSERVE_EVERY {
             self.observed = now;
             self.dirty = false;
-            self.status.observe(relay);
+            self.observe(relay);
         }
     }
 
-    /// Takes over the figures for the last time.
-    pub fn observe_last(&self, relay: &Relay) {
-        self.status.observe(relay);
+    /// Takes over the figures, whether they are due or not.
+    pub fn observe(&self, relay: &Relay) {
+        for destination in self.status.observe(relay) {
+            tracing::info!(destination, "destination is up: it can be read, or took an event");
+        }
     }
 
     /// When the figures are due.
@@ -99,8 +100,9 @@ impl Reporter {
     /// A destination is connected.
     pub fn up(&mut self, id: DestinationId, facts: &StreamFacts) {
         self.dirty = true;
-        if let Some(destination) = self.status.destination(id) {
-            destination.up(facts);
+        if let Some(destination) = self.status.destination(id)
+            && destination.up(facts)
+        {
             tracing::info!(
                 destination = destination.name,
                 stream = facts.stream,
@@ -116,22 +118,16 @@ impl Reporter {
     /// A destination is not connected, or can't publish.
     pub fn down(&mut self, id: DestinationId, failure: &Failure) {
         self.dirty = true;
-        self.status.destination_down(id, failure);
-        self.warn(id, failure, "destination is down");
+        if self.status.destination_down(id, failure) {
+            self.warn(id, failure, "destination is down");
+        }
     }
 
     /// The stream could not be read.
     pub fn resume_failed(&mut self, id: DestinationId, failure: &Failure) {
         self.dirty = true;
-        self.status.destination_down(id, failure);
-        self.warn(id, failure, "the stream could not be read; trying again");
-    }
-
-    /// The stream was read: the destination works again, if it did not.
-    pub fn resume_done(&mut self, id: DestinationId, relay: &Relay) {
-        let facts = relay.destinations().get(usize::from(id.0)).and_then(Destination::facts);
-        if let Some((destination, facts)) = self.status.destination(id).zip(facts) {
-            destination.up(facts);
+        if self.status.destination_unreadable(id, failure) {
+            self.warn(id, failure, "the stream could not be read; trying again");
         }
     }
 
