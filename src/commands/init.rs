@@ -78,10 +78,19 @@ impl Streams<'_> {
         let mut streams = Streams { present: Vec::new(), missing: Vec::new() };
         let told = |each: &&DestinationConfig| args.create_streams || each.create.enabled;
         for destination in config.destinations.iter().filter(told) {
-            let broker = streams::connect(destination).await?;
+            if streams.missing.iter().any(|(first, _)| first.is_beside(destination)) {
+                continue;
+            }
+            let mut broker = streams::connect(destination).await?;
             let inspection = broker.inspect().await?;
             match inspection.stream {
-                None => streams.missing.push((destination, broker)),
+                None => {
+                    // The first of those that write one stream says how it is made.
+                    let beside =
+                        config.destinations.iter().filter(|one| one.is_beside(destination));
+                    beside.for_each(|one| broker.share(one));
+                    streams.missing.push((destination, broker));
+                }
                 Some(_) => {
                     inspection.usable?;
                     streams.present.push(destination);

@@ -70,13 +70,11 @@ pub(super) fn columns(reader: &mut Reader, scope: Scope, map: &ColumnMap) {
 /// Destinations that write one stream of one system: its dedupe window would swallow the second
 /// message of an event, so their ids get the destination's name.
 pub(super) fn share_streams(destinations: &mut [DestinationConfig]) {
-    let place = |one: &DestinationConfig| {
-        let mut servers = one.servers.clone();
-        servers.sort_unstable();
-        (servers, one.js_domain.clone(), one.stream.clone())
+    let beside = |one: &DestinationConfig, all: &[DestinationConfig]| {
+        all.iter().filter(|other| one.is_beside(other)).count() > 1
     };
-    let places: Vec<_> = destinations.iter().map(place).collect();
-    for (one, mine) in destinations.iter_mut().zip(&places) {
-        one.shares_stream = places.iter().filter(|other| *other == mine).count() > 1;
+    let shared: Vec<bool> = destinations.iter().map(|one| beside(one, destinations)).collect();
+    for (one, shares_stream) in destinations.iter_mut().zip(shared) {
+        one.shares_stream = shares_stream;
     }
 }

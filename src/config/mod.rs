@@ -237,6 +237,20 @@ pub struct NatsTls {
     pub key_file: Option<PathBuf>,
 }
 
+impl DestinationConfig {
+    /// Do both write one stream of one NATS system, as far as the configuration can tell?
+    pub fn is_beside(&self, other: &DestinationConfig) -> bool {
+        let servers = |one: &DestinationConfig| {
+            let mut servers = one.servers.clone();
+            servers.sort_unstable();
+            servers
+        };
+        self.stream == other.stream
+            && self.js_domain == other.js_domain
+            && servers(self) == servers(other)
+    }
+}
+
 /// `[destination.NAME.create]`
 #[derive(Debug, Clone, Default)]
 pub struct StreamCreate {

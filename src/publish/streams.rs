@@ -27,6 +27,8 @@ const PROBE: &str = "outboxd-probe";
 pub struct Broker {
     link: Link,
     config: DestinationConfig,
+    /// What a stream that is made stores: the subjects of every destination that writes it.
+    subjects: Vec<String>,
 }
 
 /// A stream as it is configured.
@@ -89,7 +91,8 @@ pub struct Permissions {
 
 /// Connects with the configuration's credentials.
 pub async fn connect(config: &DestinationConfig) -> Result<Broker, Failure> {
-    Ok(Broker { link: Link::connect(config).await?, config: config.clone() })
+    let subjects = vec![config.subject.filter_subject()];
+    Ok(Broker { link: Link::connect(config).await?, config: config.clone(), subjects })
 }
 
 impl Broker {
@@ -131,6 +134,16 @@ impl Broker {
         Ok(Inspection { server, stream: Some(stream), usable })
     }
 
+    /// Another destination writes the stream, too: one that is made stores its subjects as well.
+    pub fn share(&mut self, other: &DestinationConfig) {
+        let subject = other.subject.filter_subject();
+        // A server refuses a subject that another one of the stream covers.
+        if !self.subjects.iter().any(|own| facts::covers(own, &subject)) {
+            self.subjects.retain(|own| !facts::covers(&subject, own));
+            self.subjects.push(subject);
+        }
+    }
+
     /// The configuration that [`Broker::create_stream`] would send.
     pub fn stream_plan(&self) -> serde_json::Value {
         let create = &self.config.create;
@@ -138,7 +151,7 @@ impl Broker {
         let window = create.max_age.map_or(window, |age| window.min(age));
         let mut plan = json!({
             "name": self.config.stream,
-            "subjects": [self.config.subject.filter_subject()],
+            "subjects": self.subjects,
             "retention": "limits",
             "storage": "file",
             "num_replicas": create.replicas.max(1),
