@@ -67,14 +67,13 @@ pub(super) fn columns(reader: &mut Reader, scope: Scope, map: &ColumnMap) {
     }
 }
 
-/// Destinations that write one stream of one system: its dedupe window would swallow the second
-/// message of an event, so their ids get the destination's name.
+/// Destinations that may write one stream: its dedupe window would swallow the second message of an
+/// event, so their ids get the destination's name. Only the stream's name is compared: one cluster
+/// can be written as another host, port or order of servers, and be reached with and without
+/// `js_domain`. A name too many in an id does no harm; one too few loses messages.
 pub(super) fn share_streams(destinations: &mut [DestinationConfig]) {
-    let beside = |one: &DestinationConfig, all: &[DestinationConfig]| {
-        all.iter().filter(|other| one.is_beside(other)).count() > 1
-    };
-    let shared: Vec<bool> = destinations.iter().map(|one| beside(one, destinations)).collect();
-    for (one, shares_stream) in destinations.iter_mut().zip(shared) {
-        one.shares_stream = shares_stream;
+    let streams: Vec<String> = destinations.iter().map(|one| one.stream.clone()).collect();
+    for one in destinations {
+        one.shares_stream = streams.iter().filter(|stream| **stream == one.stream).count() > 1;
     }
 }

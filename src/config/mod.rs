@@ -166,7 +166,7 @@ pub struct DestinationConfig {
     pub subject: crate::message::Template,
     /// Which events go there; empty lists take all.
     pub filter: Filter,
-    /// Governs retention and readiness (default true).
+    /// Governs readiness and health (default true).
     pub required: bool,
     /// Which pipeline to use.
     pub pipeline: PipelineChoice,

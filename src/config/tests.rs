@@ -274,7 +274,13 @@ fn destinations_that_share_a_stream_know_it() {
     let same = "servers = ['nats://localhost:4222']\nstream = 'EVENTS'\n";
     assert_eq!(second(same), [true, true]);
     assert_eq!(second(&same.replace("EVENTS", "OTHER")), [false, false]);
-    assert_eq!(second(&same.replace("4222", "4223")), [false, false]);
+    // One cluster has many spellings.
+    for servers in ["nats://127.0.0.1:4222", "nats://localhost:4223", "tls://localhost"] {
+        assert_eq!(second(&same.replace("nats://localhost:4222", servers)), [true, true]);
+    }
+    assert_eq!(second(&format!("{same}js_domain = 'hub'\n")), [true, true]);
+    let third = "[destination.third]\nservers = ['nats://c']\nstream = 'OTHER'\n";
+    assert_eq!(second(&format!("{same}{third}")), [true, true, false]);
 }
 
 #[test]
