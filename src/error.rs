@@ -107,9 +107,6 @@ kinds! {
     /// A frame that this program can't read.
     Undecodable "undecodable" Refuse
         "the stream holds something this version can't read; nothing is confirmed past it: upgrade outboxd and report the frame";
-    /// Another relay of this name holds the lock.
-    LockHeld "lock-held" Wait
-        "another relay of this name is active; this one takes over when it ends";
     /// Any other error of the database.
     Database "database" Transient
         "see the server's message; the relay tries again";

@@ -60,13 +60,13 @@ fn walk<'t>(places: &Places<'_>, path: &mut Vec<&'t str>, table: &'t DeTable<'_>
             let name = if path.len() == 1 && shown == "destination" { ".NAME" } else { "" };
             let right = format!("a table: [{shown}{name}]");
             all.fault(places.at(key.span()), &shown, "is not a table".to_owned(), right);
-        } else if super::keys::Section::at(path.split_last().map_or(&[][..], |(_, t)| t))
-            .is_some_and(|section| super::keys::find(section, key.get_ref()).is_some())
-        {
-            all.put(path, Given { raw: raw(value.get_ref()), origin: places.at(value.span()) });
         } else {
-            let origin = places.at(key.span());
-            all.put(path, Given { raw: raw(value.get_ref()), origin });
+            let table = path.split_last().map_or(&[][..], |(_, table)| table);
+            let known = super::keys::Section::at(table)
+                .is_some_and(|section| super::keys::find(section, key.get_ref()).is_some());
+            // What is wrong with a known key is its value.
+            let span = if known { value.span() } else { key.span() };
+            all.put(path, Given { raw: raw(value.get_ref()), origin: places.at(span) });
         }
         path.pop();
     }

@@ -1,7 +1,6 @@
 //! The table of keys for people: docs/configuration.md's table and the sample file.
 
 use super::keys::{self, Absent, Section, Spec};
-use super::overlay::variable;
 
 /// The reference as Markdown: one table per section.
 pub fn markdown() -> String {
@@ -49,11 +48,6 @@ fn value(spec: &Spec) -> String {
         Absent::Default(text) => format!("{text:?}"),
         Absent::Required | Absent::Derived(_) | Absent::Nothing(_) => spec.example.to_owned(),
     }
-}
-
-/// The variables of every key, for `--help`.
-pub fn variables() -> Vec<String> {
-    keys::ALL.iter().map(|spec| variable(spec.section, "NAME", spec.name)).collect()
 }
 
 #[cfg(test)]

@@ -185,7 +185,7 @@ impl Status {
 mod tests {
     use super::*;
 
-    const MINUTE: Duration = Duration::from_mins(1);
+    const MINUTE: Duration = Duration::from_secs(60);
 
     fn ms(millis: u64) -> Duration {
         Duration::from_millis(millis)

@@ -144,7 +144,7 @@ mod tests {
         let facts = Facts::read(&row(), now).unwrap();
         assert_eq!(facts.identity.timeline, 10);
         assert_eq!(facts.identity.server_version, 180_006);
-        assert_eq!(facts.wal_sender_timeout, Some(Duration::from_mins(1)));
+        assert_eq!(facts.wal_sender_timeout, Some(Duration::from_secs(60)));
         assert_eq!(facts.clock.now(now + Duration::from_secs(1)), UnixMicros(2_000_000));
 
         let change = |index: usize, value: Option<&str>| {
