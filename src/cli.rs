@@ -13,17 +13,22 @@ const ABOUT: &str = "Streams the inserts of a PostgreSQL outbox table into NATS 
 const AFTER: &str = "\
 Getting started:
   outboxd config sample > outboxd.toml   a configuration to edit
-  outboxd init                           make schema, publication, slot
+  outboxd init --create-streams          make schema, publication, slot and stream
   outboxd check                          is everything as it must be?
   outboxd run                            stream until SIGTERM or Ctrl-C
   outboxd status --watch                 see it work
+
+  With roles of their own for the relay (LOGIN and REPLICATION) and for the application, which an
+  administrator's role prepares:
+  outboxd --set source.url=postgres://admin@db/app init --role outboxd --writer app --create-streams
 
 Configuration:
   A flag goes over the environment, the environment over the file. The file is -c FILE, or
   OUTBOXD_CONFIG, or ./outboxd.toml. Every key is also a variable, OUTBOXD_<SECTION>__<KEY>:
   OUTBOXD_RELAY__NAME, OUTBOXD_DESTINATION__EVENTS__STREAM; and a flag, --set relay.name=orders.
   `outboxd config reference` lists all keys, `outboxd config show` what is in effect and why.
-  PG* variables and the PostgreSQL password file work as in psql.
+  PG* variables and the PostgreSQL password file work as in psql; a variable that would change the
+  connection and is not supported, such as PGSERVICE, is refused.
 
 Exit codes:
   0    done
@@ -38,8 +43,8 @@ Exit codes:
 #[command(after_help = "`outboxd --help` has examples, configuration and exit codes.")]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 pub struct Cli {
-    /// Configuration file [default: ./outboxd.toml].
-    #[arg(short, long, global = true, env = "OUTBOXD_CONFIG", value_name = "FILE")]
+    /// Configuration file [variable: OUTBOXD_CONFIG] [default: ./outboxd.toml].
+    #[arg(short, long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
     /// Set a key over environment and file, e.g. `--set log.level=debug`; may be repeated.

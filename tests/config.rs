@@ -16,7 +16,8 @@ fn outboxd(directory: &Path) -> Command {
     let mut command = Command::cargo_bin("outboxd").unwrap();
     command.current_dir(directory);
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("OUTBOXD_") {
+        let text = name.to_string_lossy();
+        if text.starts_with("OUTBOXD_") || text.starts_with("PG") {
             command.env_remove(name);
         }
     }
@@ -82,6 +83,28 @@ fn a_missing_file_is_told() {
     assert!(error.contains("outboxd.toml: there is no such file"), "{error}");
     let error = error_of(outboxd(empty.path()).args(["-c", "x.toml", "config", "show"]), 78);
     assert!(error.contains("x.toml: can't be read"), "{error}");
+}
+
+#[test]
+fn a_variable_of_libpq_is_blamed_by_its_name() {
+    let directory = directory(SMALL);
+    for (variable, value, wrong) in [
+        ("PGSSLMODE", "foo", "PGSSLMODE: expected one of disable"),
+        ("PGSERVICE", "app", "PGSERVICE: service files are not read"),
+    ] {
+        let mut command = outboxd(directory.path());
+        command.env(variable, value).args(["--set", "source.replication_url=host=db user=u"]);
+        let error = error_of(command.args(["config", "show"]), 78);
+        assert!(error.contains("has a fault") && error.contains(wrong), "{error}");
+    }
+}
+
+#[test]
+fn a_blank_name_of_the_file_is_a_fault() {
+    let directory = directory(SMALL);
+    let mut command = outboxd(directory.path());
+    let error = error_of(command.env("OUTBOXD_CONFIG", "").args(["config", "show"]), 78);
+    assert!(error.contains("OUTBOXD_CONFIG: is blank"), "{error}");
 }
 
 #[test]

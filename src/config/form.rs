@@ -68,6 +68,11 @@ pub trait Form<T>: Sync {
     fn words(&self) -> String;
     /// The value, or what is wrong with it in words that follow the key.
     fn read(&self, raw: &Raw) -> Result<T, String>;
+    /// The variable that is to blame for what is wrong, and the words that follow its name, when a
+    /// value takes in variables that are no keys.
+    fn blame(&self, _raw: &Raw) -> Option<(String, String)> {
+        None
+    }
     /// The value as a file would have it: variables, flags and defaults are text alone.
     fn typed(&self, raw: &Raw) -> Raw {
         raw.clone()
@@ -360,7 +365,7 @@ impl Form<Template> for Subject {
     }
 }
 
-/// A connection string: a secret, so no fault quotes it.
+/// A connection string, with the process's `PG*` variables: a secret, so no fault quotes it.
 pub struct Dsn;
 
 impl Form<SecretString> for Dsn {
@@ -371,7 +376,11 @@ impl Form<SecretString> for Dsn {
     }
     fn read(&self, raw: &Raw) -> Result<SecretString, String> {
         let text = raw.text()?;
-        super::rules::dsn(text)?;
+        crate::wal::check_dsn(text).map_err(|error| error.to_string())?;
         Ok(SecretString::from(text.to_owned()))
+    }
+    fn blame(&self, raw: &Raw) -> Option<(String, String)> {
+        let error = crate::wal::check_dsn(raw.text().ok()?).err()?;
+        error.variable().map(|variable| (variable.to_owned(), error.message.clone()))
     }
 }

@@ -85,7 +85,10 @@ impl All {
             if !exact && !by_variable {
                 let wrong = "two destinations' names differ only in case, - or _".to_owned();
                 let key = format!("destination.{name}");
-                self.fault(origin.clone(), &key, wrong, "names whose variables differ");
+                // Told at its table, and not again at each of its keys.
+                if !self.faults.iter().any(|fault| fault.key == key && fault.wrong == wrong) {
+                    self.fault(origin.clone(), &key, wrong, "names whose variables differ");
+                }
                 return None;
             }
             return Some(at);

@@ -177,7 +177,7 @@ keys! {
         "The database, as a libpq URL or keywords. PG* variables and the password file fill what it leaves out. The connection must not go through a pooler."
         => "\"postgres://outboxd@db.example/app?sslmode=verify-full\"", secret;
     REPLICATION_URL: SecretString = Source "replication_url", Dsn, Nothing("`url`"),
-        "Used for both connections in place of `url`, where a pooler stands in the way."
+        "Used in place of `url` by both connections of the relay and by every command, where `url` leads through a pooler."
         => "\"postgres://outboxd@db-direct.example/app\"", secret;
     SLOT: String = Source "slot", rules::SLOT, Derived("`outboxd_` and the relay's name in lower case, other characters than a-z, 0-9 as _"),
         "Replication slot." => "\"outboxd_orders\"";
@@ -222,7 +222,7 @@ keys! {
         "Tenants whose events go there; a row without tenant matches no pattern."
         => "[\"acme\"]";
     REQUIRED: bool = Destination "required", Switch, Default("true"),
-        "Do health and retention wait for it?";
+        "Do readiness and health wait for it? Events wait for every destination: when `[relay] memory` is full of events that one destination holds up, reading stops for all.";
     PIPELINE: PipelineChoice = Destination "pipeline",
         Choice(&[("auto", PipelineChoice::Auto), ("batch", PipelineChoice::Batch), ("per-run", PipelineChoice::PerRun)]),
         Default("auto"),
@@ -263,7 +263,7 @@ keys! {
     CREATE_MAX_AGE: Duration = Create "max_age", Lasting("1s", "36500d"), Nothing("no limit"),
         "Limit of the messages' age." => "\"7d\"";
     CREATE_DUPLICATE_WINDOW: Duration = Create "duplicate_window", Lasting("100ms", "36500d"), Default("2m"),
-        "How long the stream remembers message ids; not above `max_age`.";
+        "How long the stream remembers message ids; not above `max_age`, which lowers the default.";
 
     LISTEN: Option<SocketAddr> = Admin "listen", Listen, Default("127.0.0.1:7790"),
         "Address of `/livez`, `/readyz`, `/healthz`, `/metrics`, `/api/status` and the console.";

@@ -12,10 +12,14 @@ use super::{Config, file, overlay};
 /// The file that is read when none is named.
 const DEFAULT_FILE: &str = "outboxd.toml";
 
+/// The variable that names another.
+const FILE_VARIABLE: &str = "OUTBOXD_CONFIG";
+
 /// Where a configuration is looked for.
 #[derive(Debug, Clone, Default)]
 pub struct Places {
-    /// `-c`, or `OUTBOXD_CONFIG`; without it `./outboxd.toml` is read if it is there.
+    /// `-c`; without it the variable `OUTBOXD_CONFIG` names the file, and without that
+    /// `./outboxd.toml` is read if it is there.
     pub file: Option<PathBuf>,
     /// Environment variables; those of other programs are passed over.
     pub environment: Vec<(OsString, OsString)>,
@@ -44,20 +48,22 @@ impl Config {
 impl Places {
     /// Is there anything to read? Some commands do without.
     pub fn exist(&self) -> bool {
-        self.file.is_some() || Path::new(DEFAULT_FILE).exists() || self.gives_keys()
+        let named = self.file.is_some() || self.variable().is_some();
+        named || Path::new(DEFAULT_FILE).exists() || self.gives_keys()
     }
 
     /// Reads the file, lays environment and flags over it, and checks everything.
     pub fn load(&self) -> Result<Loaded, Faults> {
         let mut given = All::default();
-        let path = self.file.as_deref().unwrap_or(Path::new(DEFAULT_FILE));
+        let named = self.named()?;
+        let path = named.unwrap_or(Path::new(DEFAULT_FILE));
         let name = path.display().to_string();
         match std::fs::read(path) {
             Ok(bytes) => match String::from_utf8(bytes) {
                 Ok(text) => file::read(&name, &text, &mut given)?,
                 Err(_) => return Err(whole(&name, "is not UTF-8", "a TOML file")),
             },
-            Err(error) if self.file.is_none() && error.kind() == ErrorKind::NotFound => {
+            Err(error) if named.is_none() && error.kind() == ErrorKind::NotFound => {
                 if !self.gives_keys() {
                     let right = "write one (`outboxd config sample` prints a start), or name it \
                                  with -c or OUTBOXD_CONFIG";
@@ -69,6 +75,27 @@ impl Places {
         overlay::environment(&self.environment, &mut given);
         overlay::flags(&self.settings, &mut given);
         mean(name, given)
+    }
+
+    /// The file that is named by flag or variable.
+    fn named(&self) -> Result<Option<&Path>, Faults> {
+        match (&self.file, self.variable()) {
+            (Some(file), _) => Ok(Some(file)),
+            (None, Some(value)) if value.to_string_lossy().trim().is_empty() => {
+                Err(Faults(vec![Fault {
+                    origin: Origin::Variable(FILE_VARIABLE.to_owned()),
+                    key: String::new(),
+                    wrong: "is blank".to_owned(),
+                    right: "the path of a file, or no such variable".to_owned(),
+                }]))
+            }
+            (None, value) => Ok(value.map(Path::new)),
+        }
+    }
+
+    fn variable(&self) -> Option<&OsString> {
+        let ours = |(name, _): &&(OsString, OsString)| *name == *FILE_VARIABLE;
+        self.environment.iter().find(ours).map(|(_, value)| value)
     }
 
     fn gives_keys(&self) -> bool {

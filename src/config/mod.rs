@@ -88,9 +88,9 @@ pub struct RelayConfig {
 /// `[source]`
 #[derive(Debug, Clone)]
 pub struct SourceConfig {
-    /// libpq URL or keyword DSN of the control connection (session pooling breaks the lock).
+    /// libpq URL or keyword DSN (session pooling breaks the lock).
     pub url: SecretString,
-    /// Used for both connections instead of `url`, where a pooler is in the way.
+    /// Used in place of `url` by everything that connects, where a pooler is in the way.
     pub replication_url: Option<SecretString>,
     /// Slot name, default `outboxd_<relay name>` with `-` and `.` as `_`.
     pub slot: String,
@@ -174,7 +174,7 @@ pub struct DestinationConfig {
     pub ack_timeout: Duration,
     /// Events sent and unanswered at most (10,000).
     pub max_in_flight: usize,
-    /// Message id carries the destination's name, since another destination shares the stream.
+    /// Message id carries the destination's name, since another destination may share the stream.
     pub shares_stream: bool,
     /// How to log in.
     pub auth: NatsAuth,
@@ -262,7 +262,7 @@ pub struct StreamCreate {
     pub max_bytes: Option<i64>,
     /// Limit of age; unlimited when absent.
     pub max_age: Option<Duration>,
-    /// Dedupe window (2 min).
+    /// Dedupe window (2 min, or `max_age` if that is shorter).
     pub duplicate_window: Option<Duration>,
 }
 

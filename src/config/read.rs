@@ -61,10 +61,23 @@ impl Reader {
                 Some(value)
             }
             Err(wrong) => {
-                let key = self.name(scope, spec);
-                self.given.fault(origin, &key, wrong, (spec.words)());
+                match key.form.blame(&raw).filter(|_| !blank) {
+                    Some((variable, wrong)) => self.blamed(variable, wrong),
+                    None => {
+                        let key = self.name(scope, spec);
+                        self.given.fault(origin, &key, wrong, (spec.words)());
+                    }
+                }
                 None
             }
+        }
+    }
+
+    /// Notes a fault of a variable that is no key: once, though several keys take it in.
+    fn blamed(&mut self, variable: String, wrong: String) {
+        let origin = Origin::Variable(variable);
+        if !self.given.faults.iter().any(|fault| fault.origin == origin) {
+            self.given.fault(origin, "", wrong, "");
         }
     }
 
@@ -82,6 +95,17 @@ impl Reader {
         let text = default.as_ref().map(|text| Raw::Text(text.clone()).toml());
         self.show(scope, &key.spec, text, Origin::Derived(from));
         default
+    }
+
+    /// A default that gives way to another key's value: shown as what it came to.
+    fn lowered(&mut self, scope: Scope, spec: &Spec, to: &Spec) {
+        let table = self.table(scope);
+        let value = |shown: &Shown| {
+            (shown.table == table && shown.key == to.name).then(|| shown.value.clone())
+        };
+        let value = self.shown.iter().find_map(value).flatten();
+        self.shown.retain(|shown| shown.table != table || shown.key != spec.name);
+        self.show(scope, spec, value, Origin::Derived(to.name));
     }
 
     fn show(&mut self, scope: Scope, spec: &Spec, value: Option<String>, origin: Origin) {
@@ -125,9 +149,10 @@ impl Reader {
         let destinations: Vec<_> =
             names.into_iter().enumerate().map(|(at, name)| self.destination(at, name)).collect();
         if destinations.is_empty() {
-            let spec = &keys::SERVERS.spec;
-            let scope = Scope { section: spec.section, destination: None };
-            self.missing(scope, spec, "at least one [destination.NAME]".to_owned());
+            let right = "a table for each stream, e.g. [destination.events] with \
+                         servers = [\"nats://localhost:4222\"] and stream = \"EVENTS\"";
+            let wrong = "no destination: events have nowhere to go".to_owned();
+            self.given.fault(Origin::WholeFile(self.file.clone()), "destination", wrong, right);
         }
         let admin = self.get(only(Section::Admin), &keys::LISTEN);
         let health = self.get(only(Section::Health), &keys::MAX_LAG);
@@ -273,12 +298,18 @@ impl Reader {
         let replicas = self.get(scope, &keys::CREATE_REPLICAS);
         let max_bytes = self.get(scope, &keys::CREATE_MAX_BYTES);
         let max_age = self.get(scope, &keys::CREATE_MAX_AGE);
-        let window = self.get(scope, &keys::CREATE_DUPLICATE_WINDOW);
-        if let (Some(age), Some(window)) = (max_age, window)
-            && window > age
+        let mut window = self.get(scope, &keys::CREATE_DUPLICATE_WINDOW);
+        if let (Some(age), Some(longer)) = (max_age, window)
+            && longer > age
         {
             let spec = &keys::CREATE_MAX_AGE.spec;
-            self.wrong(scope, spec, "is shorter than duplicate_window", "max_age at least as long");
+            if self.is_given(scope, &keys::CREATE_DUPLICATE_WINDOW.spec) {
+                let right = "max_age at least as long";
+                self.wrong(scope, spec, "is shorter than duplicate_window", right);
+            } else {
+                window = max_age;
+                self.lowered(scope, &keys::CREATE_DUPLICATE_WINDOW.spec, spec);
+            }
         }
         Some(StreamCreate {
             enabled: enabled?,

@@ -99,12 +99,6 @@ pub(super) fn template(text: &str) -> Result<Template, String> {
     Template::parse(text).map_err(|error| format!("{} {error}", quote(text)))
 }
 
-/// A connection string, with the process's `PG*` variables. The fault names the parameter and never
-/// quotes a value.
-pub(super) fn dsn(text: &str) -> Result<(), String> {
-    crate::wal::check_dsn(text).map(drop).map_err(|error| error.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

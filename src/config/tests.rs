@@ -94,10 +94,7 @@ fn syntax_errors_have_a_place() {
 
 #[test]
 fn an_empty_file_lacks_what_is_required() {
-    assert_eq!(
-        faults(""),
-        ["t.toml relay.name", "t.toml source.url", "t.toml destination.NAME.servers"]
-    );
+    assert_eq!(faults(""), ["t.toml relay.name", "t.toml source.url", "t.toml destination"]);
 }
 
 #[test]
@@ -287,10 +284,8 @@ fn destinations_that_share_a_stream_know_it() {
 fn destinations_have_names_of_their_own() {
     let table =
         |name: &str| format!("[destination.{name}]\nservers = ['nats://b']\nstream = 'B'\n");
-    assert_eq!(
-        faults(&format!("{SMALL}{}{}", table("a-b"), table("a_b")))[0],
-        "t.toml:12:14 destination.a_b"
-    );
+    let twins = format!("{SMALL}{}{}", table("a-b"), table("a_b"));
+    assert_eq!(faults(&twins), ["t.toml:12:14 destination.a_b"]);
     assert_eq!(faults(&format!("{SMALL}{}", table("'a__b'"))), ["t.toml:9:14 destination.a__b"]);
 }
 
@@ -322,7 +317,8 @@ fn bounds_are_kept() {
         ("source.table = 'event'", false),
         ("log.level = 'info,outboxd=debug'", true),
         ("log.level = 'a=b=c'", false),
-        ("destination.events.create.max_age = '1m'", false),
+        ("destination.events.create.max_age = '1m'", true),
+        ("destination.events.create.duplicate_window = '0s'", false),
         ("destination.events.create.max_age = '1h'", true),
         ("destination.events.servers = []", false),
         ("destination.events.pipeline = 'fast'", false),
@@ -346,4 +342,40 @@ fn memory_bounds_what_is_in_flight() {
     assert_eq!(config.max_in_flight(&first), 2_048);
     config.destinations[0].max_in_flight = 7;
     assert_eq!(config.max_in_flight(&config.destinations[0]), 7);
+}
+
+#[test]
+fn the_duplicate_window_fits_into_the_age() {
+    let create =
+        |lines: &str| load(&format!("{SMALL}[destination.events.create]\n{lines}"), &[], &[]);
+    let window = |lines: &str| {
+        create(lines).unwrap().config.destinations[0].create.duplicate_window.unwrap()
+    };
+    assert_eq!(window("max_age = '1m'\n"), Duration::from_secs(60));
+    assert_eq!(window("max_age = '1h'\n"), Duration::from_secs(120));
+    let shown = show::toml(&create("max_age = '1m'\n").unwrap().shown);
+    assert!(
+        shown.contains("duplicate_window = \"1m\"") && shown.contains("# from max_age"),
+        "{shown}"
+    );
+    let both = create("max_age = '1m'\nduplicate_window = '2m'\n").unwrap_err().to_string();
+    assert!(both.contains("is shorter than duplicate_window"), "{both}");
+}
+
+#[test]
+fn the_file_can_be_named_by_a_variable() {
+    let named = |value: &str| {
+        let environment = vec![(OsString::from("OUTBOXD_CONFIG"), OsString::from(value))];
+        Places { file: None, environment, settings: Vec::new() }
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("named.toml");
+    std::fs::write(&file, SMALL).unwrap();
+    let places = named(file.to_str().unwrap());
+    assert!(places.exist());
+    assert_eq!(places.load().unwrap().config.relay.name, "Orders.eu-1");
+    for blank in ["", "  "] {
+        assert!(named(blank).exist());
+        assert_eq!(told(&named(blank).load().unwrap_err()), ["OUTBOXD_CONFIG "]);
+    }
 }

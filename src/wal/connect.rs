@@ -65,9 +65,12 @@ struct Connector {
 
 impl Connector {
     fn new(config: &SourceConfig) -> Result<Connector, Failure> {
-        let url = config.replication_url.as_ref().unwrap_or(&config.url);
+        let (key, url) = match &config.replication_url {
+            Some(url) => ("replication_url", url),
+            None => ("url", &config.url),
+        };
         let dsn = check_dsn(url.expose_secret())
-            .map_err(|error| Failure::new(Kind::SourceLogin, format!("[source] url: {error}")))?;
+            .map_err(|error| Failure::new(Kind::SourceLogin, format!("[source] {key}: {error}")))?;
         let deadline = config.connect_timeout;
         let deadline = dsn.connect_timeout.map_or(deadline, |own| own.min(deadline));
         Ok(Connector { tls: Tls::load(&dsn.tls)?, dsn, deadline })

@@ -30,6 +30,12 @@ impl DsnError {
         DsnError { parameter: None, message: message.into() }
     }
 
+    /// The variable that is wrong, when it is not the string itself.
+    pub fn variable(&self) -> Option<&str> {
+        // libpq's parameters are in lower case, its variables in upper case.
+        self.parameter.as_deref().filter(|name| name.starts_with("PG"))
+    }
+
     fn of(parameter: &str, message: impl Into<String>) -> DsnError {
         DsnError { parameter: Some(parameter.to_owned()), message: message.into() }
     }

@@ -20,8 +20,57 @@ enum Support {
     /// Has no meaning here and does no harm.
     Ignored,
     /// libpq has it, and leaving it out silently could weaken security or change the server.
-    No(&'static str),
+    No(&'static Refused),
 }
+
+/// A parameter of libpq that this program does not have.
+struct Refused {
+    parameter: &'static str,
+    /// The variable that gives its default in libpq; empty when there is none.
+    variable: &'static str,
+    /// The one value that asks for what is done anyway; empty when there is none.
+    harmless: &'static str,
+    why: &'static str,
+}
+
+const fn refused(
+    parameter: &'static str,
+    variable: &'static str,
+    harmless: &'static str,
+    why: &'static str,
+) -> Refused {
+    Refused { parameter, variable, harmless, why }
+}
+
+const NOT_SUPPORTED: &str = "not supported";
+const NO_SERVICES: &str = "service files are not read: write the parameters out";
+const NO_REVOCATION: &str = "revocation lists are not checked";
+
+const REFUSED: &[Refused] = &[
+    refused("replication", "", "", "the program sets it itself"),
+    refused("service", "PGSERVICE", "", NO_SERVICES),
+    // The variable alone does nothing.
+    refused("servicefile", "", "", NO_SERVICES),
+    refused("sslpassword", "", "", "encrypted keys can't be read: use a key without pass phrase"),
+    refused("sslcrl", "PGSSLCRL", "", NO_REVOCATION),
+    refused("sslcrldir", "PGSSLCRLDIR", "", NO_REVOCATION),
+    refused("sslcertmode", "PGSSLCERTMODE", "allow", NOT_SUPPORTED),
+    refused("requiressl", "PGREQUIRESSL", "0", "use sslmode=require"),
+    refused("requirepeer", "PGREQUIREPEER", "", NOT_SUPPORTED),
+    refused("require_auth", "PGREQUIREAUTH", "", NOT_SUPPORTED),
+    refused("load_balance_hosts", "PGLOADBALANCEHOSTS", "disable", NOT_SUPPORTED),
+    refused("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION", "TLSv1.2", NOT_SUPPORTED),
+    refused("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION", "", NOT_SUPPORTED),
+    refused("min_protocol_version", "PGMINPROTOCOLVERSION", "3.0", NOT_SUPPORTED),
+    refused("max_protocol_version", "PGMAXPROTOCOLVERSION", "3.0", NOT_SUPPORTED),
+    refused("scram_client_key", "", "", NOT_SUPPORTED),
+    refused("scram_server_key", "", "", NOT_SUPPORTED),
+    refused("sslkeylogfile", "", "", NOT_SUPPORTED),
+    refused("oauth_issuer", "", "", NOT_SUPPORTED),
+    refused("oauth_client_id", "", "", NOT_SUPPORTED),
+    refused("oauth_client_secret", "", "", NOT_SUPPORTED),
+    refused("oauth_scope", "", "", NOT_SUPPORTED),
+];
 
 fn support(parameter: &str) -> Option<Support> {
     use Support::{Ignored, No, Yes};
@@ -53,27 +102,7 @@ fn support(parameter: &str) -> Option<Support> {
         | "keepalives_count"
         | "tcp_user_timeout" => Yes(""),
         "sslcompression" | "krbsrvname" | "gsslib" | "gssdelegation" => Ignored,
-        "replication" => No("the program sets it itself"),
-        "service" | "servicefile" => No("service files are not read: write the parameters out"),
-        "sslpassword" => No("encrypted keys can't be read: use a key without pass phrase"),
-        "sslcrl" | "sslcrldir" => No("revocation lists are not checked"),
-        "sslcertmode"
-        | "requiressl"
-        | "requirepeer"
-        | "require_auth"
-        | "load_balance_hosts"
-        | "ssl_min_protocol_version"
-        | "ssl_max_protocol_version"
-        | "min_protocol_version"
-        | "max_protocol_version"
-        | "scram_client_key"
-        | "scram_server_key"
-        | "sslkeylogfile"
-        | "oauth_issuer"
-        | "oauth_client_id"
-        | "oauth_client_secret"
-        | "oauth_scope" => No("not supported"),
-        _ => return None,
+        _ => No(REFUSED.iter().find(|refused| refused.parameter == parameter)?),
     })
 }
 
@@ -152,11 +181,17 @@ pub(super) fn resolve(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Resul
         match support(&name) {
             Some(Support::Yes(_)) => drop(given.insert(name, value)),
             Some(Support::Ignored) => {}
-            Some(Support::No(why)) => return Err(DsnError::of(&name, why)),
+            Some(Support::No(refused)) if value.is_empty() || value == refused.harmless => {}
+            Some(Support::No(refused)) => return Err(DsnError::of(&name, refused.why)),
             None => return Err(unknown(&name)),
         }
     }
     let values = Values { given, env };
+    for refused in REFUSED.iter().filter(|refused| !refused.variable.is_empty()) {
+        if values.env(refused.variable).is_some_and(|value| value != refused.harmless) {
+            return Err(DsnError::of(refused.variable, refused.why));
+        }
+    }
     only_harmless(&values)?;
     let user = values
         .text("user")

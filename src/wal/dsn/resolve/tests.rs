@@ -191,3 +191,26 @@ proptest! {
         prop_assert_eq!(password(&keywords), Some(secret));
     }
 }
+
+#[test]
+fn a_variable_that_is_not_supported_is_a_fault_that_names_it() {
+    for variable in ["PGSERVICE", "PGREQUIREAUTH", "PGSSLCRL", "PGREQUIREPEER", "PGSSLCERTMODE"] {
+        let fault = with_env("host=db user=u", &[(variable, "x")]).expect_err(variable);
+        assert_eq!(fault.variable(), Some(variable));
+    }
+    let fault = with_env("host=db user=u", &[("PGSSLMODE", "foo")]).expect_err("PGSSLMODE");
+    assert_eq!(fault.variable(), Some("PGSSLMODE"));
+    let fault = with_env("host=db user=u sslmode=foo", &[]).expect_err("sslmode");
+    assert_eq!((fault.variable(), fault.parameter.as_deref()), (None, Some("sslmode")));
+    for (variable, value) in [
+        ("PGSERVICE", ""),
+        ("PGSERVICEFILE", "/etc/pg_service.conf"),
+        ("PGSSLCERTMODE", "allow"),
+        ("PGLOADBALANCEHOSTS", "disable"),
+        ("PGSSLMINPROTOCOLVERSION", "TLSv1.2"),
+        ("PGCLIENTENCODING", "LATIN1"),
+        ("PGTZ", "UTC"),
+    ] {
+        assert!(with_env("host=db user=u", &[(variable, value)]).is_ok(), "{variable}={value}");
+    }
+}
