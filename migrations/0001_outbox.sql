@@ -167,6 +167,6 @@ CREATE TABLE outbox.dead_letter (
     UNIQUE (relay, destination, seq, event_id)
 );
 COMMENT ON TABLE outbox.dead_letter IS
-    'Events that can''t be published, with reason; decided by `outboxd dead-letters`.';
+    'Events that can''t be published, with reason and the server''s error code.';
 
 INSERT INTO outbox.schema_version (version) VALUES (1);

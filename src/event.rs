@@ -39,6 +39,15 @@ pub struct Fault {
     pub reason: Reason,
     /// What was found, for a person: names the column and quotes a short, printable form.
     pub detail: String,
+    /// JetStream's error code, when the server refused the message.
+    pub server_code: Option<u64>,
+}
+
+impl Fault {
+    /// A fault that was found here.
+    pub fn new(reason: Reason, detail: impl Into<String>) -> Fault {
+        Fault { reason, detail: detail.into(), server_code: None }
+    }
 }
 
 /// Reasons of dead letters: the closed list that metrics and `outbox.dead_letter.reason` use.

@@ -173,9 +173,8 @@ impl Plan {
             match role {
                 Role::Seq => plan.no_seq = Some(missing(name, frame)),
                 Role::Id | Role::Run | Role::Kind | Role::Payload => {
-                    plan.fault.get_or_insert_with(|| Fault {
-                        reason: Reason::Unmappable,
-                        detail: missing(name, frame),
+                    plan.fault.get_or_insert_with(|| {
+                        Fault::new(Reason::Unmappable, missing(name, frame))
                     });
                 }
                 Role::Tenant | Role::Version | Role::Headers | Role::CreatedAt => {}

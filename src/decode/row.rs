@@ -16,9 +16,11 @@ struct Faults(Option<Fault>);
 
 impl Faults {
     fn add(&mut self, column: &Column, words: &str) {
-        self.0.get_or_insert_with(|| Fault {
-            reason: Reason::Unmappable,
-            detail: format!("column {} {words}", quote(column.name.as_bytes())),
+        self.0.get_or_insert_with(|| {
+            Fault::new(
+                Reason::Unmappable,
+                format!("column {} {words}", quote(column.name.as_bytes())),
+            )
         });
     }
 

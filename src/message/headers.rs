@@ -112,14 +112,14 @@ impl Block {
         if self.bytes > MAX_HEADER_BYTES {
             let detail =
                 format!("the headers have {} bytes, more than {MAX_HEADER_BYTES}", self.bytes);
-            return Err(Fault { reason: Reason::TooLarge, detail });
+            return Err(Fault::new(Reason::TooLarge, detail));
         }
         Ok((self.map, self.bytes))
     }
 }
 
 fn fault(detail: String) -> Fault {
-    Fault { reason: Reason::Header, detail }
+    Fault::new(Reason::Header, detail)
 }
 
 /// RFC 9110's token: what every HTTP-like header parser takes for a name.

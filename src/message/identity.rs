@@ -25,7 +25,7 @@ pub fn message_id(id: &EventId, envelope: &Envelope) -> Result<String, Fault> {
             // Header parsers cut blanks, and an id that is nothing else would be no id at all.
             if id.trim() != &**id || id.is_empty() {
                 let detail = "the id is empty, or begins or ends with a blank".to_owned();
-                return Err(Fault { reason: Reason::Unmappable, detail });
+                return Err(Fault::new(Reason::Unmappable, detail));
             }
             format!("{}:{}:{id}", envelope.relay, envelope.generation)
         }

@@ -128,7 +128,7 @@ impl Template {
                             column.name(),
                             self.text
                         );
-                        return Err(Fault { reason: Reason::Subject, detail });
+                        return Err(Fault::new(Reason::Subject, detail));
                     }
                 }
             }
@@ -138,7 +138,7 @@ impl Template {
                 "the subject would have {} bytes, more than {MAX_SUBJECT_BYTES}",
                 subject.len()
             );
-            return Err(Fault { reason: Reason::Subject, detail });
+            return Err(Fault::new(Reason::Subject, detail));
         }
         Ok(subject)
     }

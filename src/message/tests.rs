@@ -249,7 +249,7 @@ fn empty_and_over_long_subjects_are_faults() {
 #[test]
 fn a_fault_found_earlier_is_kept() {
     let mut broken = event("a");
-    let fault = Fault { reason: Reason::Unmappable, detail: "no kind".into() };
+    let fault = Fault::new(Reason::Unmappable, "no kind");
     broken.fault = Some(fault.clone());
     assert_eq!(encode(&broken, &envelope("events.{kind}")).unwrap_err(), fault);
 }

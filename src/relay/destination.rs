@@ -368,7 +368,8 @@ impl Destination {
     fn refused(&mut self, now: Instant, slot: Slot, refusal: &Refusal) {
         if let Some(reason) = refusal.permanent {
             let detail = self.words_of(slot, refusal);
-            self.condemn(slot, Fault { reason, detail });
+            let server_code = Some(refusal.code).filter(|code| *code != 0);
+            self.condemn(slot, Fault { reason, detail, server_code });
             return;
         }
         self.counts.refusals += 1;
@@ -487,7 +488,7 @@ impl Destination {
                 "the message has {} bytes, headers counted; server and stream take {limit}",
                 message.size
             );
-            return Err(Fault { reason: Reason::TooLarge, detail });
+            return Err(Fault::new(Reason::TooLarge, detail));
         }
         Ok(message)
     }

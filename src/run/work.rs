@@ -212,7 +212,7 @@ pub fn letter(
         event: Arc::new(event),
         reason: fault.reason,
         detail: fault.detail,
-        server_code: None,
+        server_code: fault.server_code,
         attempts: u64::from(attempts),
     }
 }

@@ -97,8 +97,7 @@ impl Postgres {
         };
         match dice.between(0, 99) {
             0 => {
-                event.fault =
-                    Some(Fault { reason: Reason::Unmappable, detail: "planted".to_owned() });
+                event.fault = Some(Fault::new(Reason::Unmappable, "planted".to_owned()));
             }
             1 => event.headers = Some(Bytes::from_static(br#"{"Nats-Msg-Id":"stolen"}"#)),
             2 => event.payload = Some(Bytes::from(vec![b'x'; MAX_MESSAGE_BYTES])),
