@@ -73,10 +73,10 @@ kinds! {
         "set wal_level = logical and restart PostgreSQL";
     /// 42704 on the slot.
     SlotMissing "slot-missing" Setup
-        "run `outboxd init`: it makes the slot at the server's current position; rows written while there was none are not streamed";
+        "run `outboxd init` (with --new-slot when the relay ran before): it makes the slot at the server's present position. Rows that were committed while there was none are not streamed: docs/operations.md says how to find them";
     /// 55000 with an invalidated slot.
     SlotLost "slot-lost" Setup
-        "the server removed WAL that the slot needed: run `outboxd deinit --slot-only`, then `outboxd init`; raise max_slot_wal_keep_size";
+        "the server removed WAL that the slot needed: run `outboxd deinit --slot-only`, then `outboxd init --new-slot`, and raise max_slot_wal_keep_size. Rows that were committed between the old slot's confirmed position and the new slot are not streamed: docs/operations.md says how to find them, by their missing receipts";
     /// 55006: another session streams from the slot.
     SlotHeld "slot-held" Wait
         "another session uses the slot: see pg_replication_slots.active_pid; the relay goes on when it is gone";
@@ -85,7 +85,7 @@ kinds! {
         "the slot is not a pgoutput slot of this database: choose another name in [source] slot";
     /// 42704 on the publication, as of the slot's position in the WAL.
     PublicationMissing "publication-missing" Setup
-        "the publication must be older than the slot's position: run `outboxd deinit --slot-only`, then `outboxd init`";
+        "the publication must be older than the slot's position: run `outboxd deinit --slot-only`, then `outboxd init --new-slot`. Rows that were committed between the old slot's confirmed position and the new slot are not streamed: docs/operations.md says how to find them, by their missing receipts";
     /// The publication leaves out rows, columns or INSERT.
     PublicationShape "publication-shape" Setup
         "make the publication fit: `outboxd check` lists what differs";
@@ -100,10 +100,10 @@ kinds! {
         "make the table fit: `outboxd check` lists what differs";
     /// The ledger was written in another cluster.
     OtherCluster "other-cluster" Setup
-        "point [source] url at the cluster that the ledger belongs to, or give the relay another [relay] name";
+        "point [source] url at the cluster in which the ledger was written. A copy of it (pg_upgrade, dump and restore) has other WAL positions, and this version can't go on from the ledger there: a relay with another [relay] name starts anew, from its own slot";
     /// 42501.
     Privilege "privilege" Setup
-        "apply the grants of `outboxd schema --grants --role ROLE`";
+        "apply the grants of `outboxd schema --grants --role ROLE`; for slot and replication also ALTER ROLE … REPLICATION";
     /// A frame that this program can't read.
     Undecodable "undecodable" Refuse
         "the stream holds something this version can't read; nothing is confirmed past it: upgrade outboxd and report the frame";
@@ -134,9 +134,12 @@ kinds! {
     /// The stream's configuration can't keep order with the configured pipeline.
     StreamPipeline "stream-pipeline" Setup
         "set allow_batched on the stream (nats-server 2.14 or newer), or `pipeline = \"auto\"`";
+    /// The stream is of a kind that can't be published to in order.
+    StreamUnfit "stream-unfit" Setup
+        "name another stream: one that stores what is published to it under its own subject, and acknowledges it";
     /// The stream ends below a sequence that the ledger has seen acknowledged.
     StreamShorter "stream-shorter" Setup
-        "the broker lost acknowledged messages (by default it syncs to disk every two minutes): restore its newest store";
+        "the broker lost acknowledged messages (by default it syncs to disk every two minutes): restore its newest store. What it has lost, this version does not publish again";
     /// The stream or its replicas refuse or don't answer for now.
     StreamBusy "stream-busy" Transient
         "check the stream's limits and its replicas";
@@ -146,6 +149,12 @@ kinds! {
     /// No relay answers on its admin address.
     RelayUnreachable "relay-unreachable" Transient
         "start it with `outboxd run`, or name its address with --admin or [admin] listen";
+    /// The configuration has the admin address off.
+    AdminOff "admin-off" Setup
+        "set `listen` in [admin] to an address and restart the relay, or name another relay's with --admin";
+    /// The relay's status is not of this program's form.
+    RelayVersion "relay-version" Setup
+        "ask with the `outboxd` of the relay's version (--json passes its answer on as it is), or restart the relay with this one";
     /// A bug in this program.
     Internal "internal" Refuse
         "please report it with the log";

@@ -1,5 +1,5 @@
 //! `outboxd check`: every precondition of source and destinations, each with its remedy. Changes
-//! nothing.
+//! nothing; at a destination it makes what the relay makes, a reader that vanishes by itself.
 
 mod destination;
 
@@ -53,15 +53,15 @@ pub async fn run(args: &Args, config: &Config) -> Result<(), Stopped> {
 /// The source; a database that can't be asked is a finding too.
 async fn source(config: &Config) -> Vec<Finding> {
     let look = async {
-        let (control, _) = connect_control(&config.source).await?;
+        let (control, server) = connect_control(&config.source).await?;
         settle(&control.client).await?;
-        facts::collect(&control.client, config).await
+        Ok((facts::collect(&control.client, config).await?, server))
     };
     match look.await {
-        Ok(facts) => {
+        Ok((facts, server)) => {
             let connected = format!("accepts role {}", facts.server.role);
             let mut findings = vec![Finding::ok("source.connect", "[source] url", connected)];
-            findings.extend(rules::source(&facts, config));
+            findings.extend(rules::source(&facts, config, &server));
             findings
         }
         Err(failure) => vec![unusable("source.connect", "[source] url", &failure)],

@@ -1,21 +1,24 @@
 //! `outboxd deinit`: takes away what `init` made; data only when it is told so twice.
 
+use tokio_postgres::Client;
+
 use super::{Stopped, say};
 use crate::config::Config;
 use crate::store::facts::{self, SourceFacts};
-use crate::store::slot::SlotState;
-use crate::store::{publication, schema, settle, slot};
+use crate::store::slot::{Slot, SlotState};
+use crate::store::{publication, schema, settle, slot, unrecorded};
 use crate::wal::connect_control;
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Drops slot and publication; schema, events and ledger stay. Events that are committed while there
-is no slot are not streamed later.
+is no slot are not streamed later, nor are those that the slot would still bring: a slot that is
+behind is dropped only with --yes, and the refusal says how far it is behind.
 
 Examples:
   outboxd deinit --dry-run
-  outboxd deinit --slot-only              the slot is lost: drop it, then `outboxd init`
+  outboxd deinit --slot-only              the slot is lost: drop it, then `outboxd init --new-slot`
   outboxd deinit --schema --yes           drop events, ledger and dead letters too")]
 pub struct Args {
     /// Say what would be done and do nothing.
@@ -30,8 +33,8 @@ pub struct Args {
     #[arg(long)]
     pub schema: bool,
 
-    /// Really drop the schema.
-    #[arg(long, requires = "schema")]
+    /// Really drop the schema, or a slot that is behind and so may hold undelivered events.
+    #[arg(long)]
     pub yes: bool,
 }
 
@@ -44,6 +47,16 @@ pub async fn run(args: &Args, config: &Config) -> Result<(), Stopped> {
     if let Some(why) = obstacle(args, config, &facts) {
         say(&format!("{:<11}{why}", "refused"))?;
         return Err(Stopped::Refused);
+    }
+    if let SlotState::Ok(slot) = &facts.slot
+        && slot.behind_bytes > 0
+    {
+        let stake = at_stake(client, config, slot).await;
+        if !args.yes && !args.dry_run {
+            say(&format!("{:<11}{stake}: add --yes to drop it all the same", "refused"))?;
+            return Err(Stopped::Refused);
+        }
+        say(&format!("{:<11}{stake}", "note"))?;
     }
     let source = &config.source;
     let object = format!("slot {}", source.slot);
@@ -91,6 +104,22 @@ fn obstacle(args: &Args, config: &Config, facts: &SourceFacts) -> Option<String>
     (args.schema && !args.yes && !args.dry_run).then(|| {
         "--schema drops events, ledger and dead letters of every relay: add --yes".to_owned()
     })
+}
+
+/// What a slot would still bring: bytes of WAL, and rows as far as the table still has them.
+async fn at_stake(client: &Client, config: &Config, slot: &Slot) -> String {
+    let names: Vec<_> = config.destinations.iter().map(|each| each.name.as_str()).collect();
+    let rows = unrecorded::count(client, &config.relay.name, &config.source, &names).await;
+    let rows = match rows {
+        Ok(rows) => rows.iter().map(|each| format!("; {each}")).collect(),
+        // Without schema or rights: the bytes alone must do.
+        Err(failure) => format!("; {failure}"),
+    };
+    format!(
+        "slot {} is {} bytes of WAL behind, from {} on: undelivered events in them would not be \
+         streamed{rows}",
+        config.source.slot, slot.behind_bytes, slot.confirmed_flush
+    )
 }
 
 fn begin(args: &Args, object: &str) -> Result<bool, Stopped> {

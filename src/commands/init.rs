@@ -11,7 +11,7 @@ use crate::publish::streams::{self, Broker};
 use crate::store::facts::{self, SourceFacts};
 use crate::store::schema::Payload;
 use crate::store::slot::SlotState;
-use crate::store::{identity, publication, rules, schema, settle, slot};
+use crate::store::{identity, publication, rules, schema, settle, slot, unrecorded};
 use crate::wal::{Identity, connect_control};
 
 /// Arguments.
@@ -19,6 +19,9 @@ use crate::wal::{Identity, connect_control};
 #[command(after_help = "\
 Makes schema, grants, publication, slot and the relay's row, in this order, and may be run again at
 any time. Needs the right to create a schema and a publication, and REPLICATION.
+
+Where the relay's row exists and its slot does not, a new slot would silently leave out what was
+committed in between: that needs --new-slot, and how many rows have no receipt is said.
 
 Examples:
   outboxd init --dry-run
@@ -44,6 +47,10 @@ pub struct Args {
     #[arg(long, value_name = "ROLE")]
     pub writer: Vec<String>,
 
+    /// Make a new slot for a relay that had one: what was committed in between is not streamed.
+    #[arg(long)]
+    pub new_slot: bool,
+
     /// Make the slot without copies on standbys (PostgreSQL 17 and newer make them).
     #[arg(long)]
     pub no_failover: bool,
@@ -55,7 +62,8 @@ pub async fn run(args: &Args, config: &Config) -> Result<(), Stopped> {
     let client = &control.client;
     settle(client).await?;
     let facts = facts::collect(client, config).await?;
-    refuse_misfits(args, config, &facts)?;
+    refuse_misfits(args, config, &facts, &server)?;
+    refuse_silent_gap(args, config, &facts, client).await?;
     let streams = Streams::look(args, config).await?;
     let steps = Steps { args, config, client };
     steps.schema(&facts).await?;
@@ -102,7 +110,12 @@ impl Streams<'_> {
 }
 
 /// Everything that is there must fit: what differs is named, and nothing is changed.
-fn refuse_misfits(args: &Args, config: &Config, facts: &SourceFacts) -> Result<(), Failure> {
+fn refuse_misfits(
+    args: &Args,
+    config: &Config,
+    facts: &SourceFacts,
+    server: &Identity,
+) -> Result<(), Failure> {
     let source = &config.source;
     let needs_slot = facts.slot == SlotState::Missing;
     for finding in rules::server(&facts.server, needs_slot) {
@@ -149,7 +162,37 @@ fn refuse_misfits(args: &Args, config: &Config, facts: &SourceFacts) -> Result<(
         }
         SlotState::Ok(_) => {}
     }
-    facts.relay.clone().map(drop)
+    match facts.relay.clone()? {
+        Some(row) => row.require_cluster(&config.relay.name, &server.system_identifier),
+        None => Ok(()),
+    }
+}
+
+/// A relay that had a slot and has none: a new one starts at the present position, and what was
+/// committed before is never streamed. That may be wanted, and must not happen unnoticed.
+async fn refuse_silent_gap(
+    args: &Args,
+    config: &Config,
+    facts: &SourceFacts,
+    client: &Client,
+) -> Result<(), Stopped> {
+    if facts.slot != SlotState::Missing || !matches!(facts.relay, Ok(Some(_))) {
+        return Ok(());
+    }
+    let names: Vec<_> = config.destinations.iter().map(|each| each.name.as_str()).collect();
+    let open = unrecorded::count(client, &config.relay.name, &config.source, &names).await?;
+    for each in &open {
+        say(&format!("{:<11}{each}", "note"))?;
+    }
+    if args.new_slot {
+        return Ok(());
+    }
+    let detail = format!(
+        "relay {} ran before, and its slot {} is gone: rows without a receipt would not be \
+         streamed by a new one; add --new-slot to make it all the same",
+        config.relay.name, config.source.slot
+    );
+    Err(Failure::new(Kind::SlotMissing, detail).into())
 }
 
 fn kind_of(id: &str) -> Kind {

@@ -91,20 +91,20 @@ fn check(stream: &StreamConfig, config: &DestinationConfig) -> Result<(), Failur
     let name = &config.stream;
     let unfit = |kind, what: &str| Err(Failure::new(kind, format!("stream `{name}` {what}")));
     if stream.mirror.is_some() {
-        return unfit(Kind::StreamSubjects, "is a mirror: it takes no messages of its own");
+        return unfit(Kind::StreamUnfit, "is a mirror: it takes no messages of its own");
     }
     if stream.sealed {
-        return unfit(Kind::StreamBusy, "is sealed");
+        return unfit(Kind::StreamUnfit, "is sealed: it takes no more messages");
     }
     if stream.no_ack {
-        return unfit(Kind::StreamPipeline, "has no_ack set: nothing tells what it stored");
+        return unfit(Kind::StreamUnfit, "has no_ack set: nothing tells what it stored");
     }
     if stream.allow_msg_counter {
-        return unfit(Kind::StreamPipeline, "is a counter stream: it takes only increments");
+        return unfit(Kind::StreamUnfit, "is a counter stream: it takes only increments");
     }
     if stream.subject_transform.is_some() {
         let what = "transforms subjects: messages can't be found again under the names they had";
-        return unfit(Kind::StreamSubjects, what);
+        return unfit(Kind::StreamUnfit, what);
     }
     let filter = config.subject.filter_subject();
     // A destination that takes only some kinds may point at a stream that has only those subjects.

@@ -19,6 +19,21 @@ pub struct RelayRow {
     pub created: bool,
 }
 
+impl RelayRow {
+    /// Positions of WAL mean something in their own cluster only.
+    pub fn require_cluster(&self, relay: &str, system_identifier: &str) -> Result<(), Failure> {
+        if self.system_identifier == system_identifier {
+            return Ok(());
+        }
+        let detail = format!(
+            "the ledger of relay `{relay}` was written in cluster {}, this is cluster \
+             {system_identifier}",
+            self.system_identifier
+        );
+        Err(Failure::new(Kind::OtherCluster, detail))
+    }
+}
+
 const CREATE: &str = "\
     INSERT INTO outbox.relay (name, event_table, system_identifier, timeline) \
     VALUES ($1::text, $2::text, $3::text, $4::int8) ON CONFLICT (name) DO NOTHING";

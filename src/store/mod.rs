@@ -3,7 +3,7 @@
 //!
 //! In the order of a relay's start: [`lock`] → [`schema`] → [`shape`] → [`identity`] → [`ledger`] →
 //! [`events`]; while it runs [`ledger`] and [`dead_letters`]. [`publication`] and [`slot`] are made
-//! by `outboxd init`.
+//! by `outboxd init`; [`unrecorded`] says what is at stake when a slot goes.
 
 pub mod dead_letters;
 pub mod events;
@@ -17,6 +17,7 @@ pub mod schema;
 pub mod shape;
 pub mod slot;
 pub mod sql;
+pub mod unrecorded;
 
 use tokio_postgres::{Client, Statement};
 

@@ -48,6 +48,8 @@ pub struct Slot {
     pub failover: Option<bool>,
     /// WAL kept for this slot, up to the server's present position.
     pub retained_bytes: i64,
+    /// WAL behind the confirmed position, which the slot would still bring.
+    pub behind_bytes: i64,
 }
 
 // to_jsonb: invalidation_reason and failover came with PostgreSQL 17. On a standby there is no
@@ -56,7 +58,9 @@ const FIND: &str = "\
     SELECT to_jsonb(s), s.database = current_database(), \
            s.confirmed_flush_lsn IS NOT NULL, \
            CASE WHEN pg_is_in_recovery() THEN 0::int8 ELSE \
-                greatest(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)::int8 END \
+                greatest(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)::int8 END, \
+           CASE WHEN pg_is_in_recovery() THEN 0::int8 ELSE \
+                greatest(pg_wal_lsn_diff(pg_current_wal_lsn(), s.confirmed_flush_lsn), 0)::int8 END \
     FROM pg_replication_slots s WHERE s.slot_name = $1::text";
 
 /// Looks for the slot.
@@ -64,21 +68,29 @@ pub async fn find(client: &Client, name: &str) -> Result<SlotState, Failure> {
     let read = async {
         let Some(row) = client.query_opt(FIND, &[&name]).await? else { return Ok(None) };
         let (facts, ours): (Value, Option<bool>) = (row.try_get(0)?, row.try_get(1)?);
-        let (confirmed, retained): (bool, Option<i64>) = (row.try_get(2)?, row.try_get(3)?);
-        Ok(Some((facts, ours == Some(true), confirmed, retained.unwrap_or(0))))
+        let confirmed: bool = row.try_get(2)?;
+        let (retained, behind): (Option<i64>, Option<i64>) = (row.try_get(3)?, row.try_get(4)?);
+        let wal = Wal { retained: retained.unwrap_or(0), behind: behind.unwrap_or(0) };
+        Ok(Some((facts, ours == Some(true), confirmed, wal)))
     };
     let found = read.await.map_err(|error| failed("cannot look for the slot", &error))?;
     match found {
-        Some((facts, ours, confirmed, retained)) => classify(&facts, ours, confirmed, retained),
+        Some((facts, ours, confirmed, wal)) => classify(&facts, ours, confirmed, &wal),
         None => Ok(SlotState::Missing),
     }
+}
+
+/// What a slot holds back, and what it would still bring, in bytes.
+struct Wal {
+    retained: i64,
+    behind: i64,
 }
 
 fn classify(
     facts: &Value,
     of_this_database: bool,
     is_confirmed: bool,
-    retained_bytes: i64,
+    wal: &Wal,
 ) -> Result<SlotState, Failure> {
     let text = |key: &str| facts.get(key).and_then(Value::as_str);
     let lsn = |key: &str| {
@@ -120,7 +132,8 @@ fn classify(
         wal_status: text("wal_status").unwrap_or("unknown").to_owned(),
         safe_wal_size_bytes: facts.get("safe_wal_size").and_then(Value::as_i64),
         failover: facts.get("failover").and_then(Value::as_bool),
-        retained_bytes,
+        retained_bytes: wal.retained,
+        behind_bytes: wal.behind,
     }))
 }
 

@@ -88,11 +88,11 @@ fn the_pipeline_is_the_fastest_possible_and_says_why_no_faster() {
 #[test]
 fn streams_that_cannot_serve_are_refused() {
     for (config, kind) in [
-        (r#","mirror":{"name":"X"}"#, Kind::StreamSubjects),
-        (r#","sealed":true"#, Kind::StreamBusy),
-        (r#","no_ack":true"#, Kind::StreamPipeline),
-        (r#","allow_msg_counter":true"#, Kind::StreamPipeline),
-        (r#","subject_transform":{"src":">","dest":"x.>"}"#, Kind::StreamSubjects),
+        (r#","mirror":{"name":"X"}"#, Kind::StreamUnfit),
+        (r#","sealed":true"#, Kind::StreamUnfit),
+        (r#","no_ack":true"#, Kind::StreamUnfit),
+        (r#","allow_msg_counter":true"#, Kind::StreamUnfit),
+        (r#","subject_transform":{"src":">","dest":"x.>"}"#, Kind::StreamUnfit),
     ] {
         let result = facts(&info(config), &server("2.15.1"), &destination("events.{kind}"));
         assert_eq!(result.map_err(|failure| failure.kind), Err(kind), "{config}");

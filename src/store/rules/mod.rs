@@ -17,9 +17,10 @@ use super::schema;
 use crate::config::{Config, SourceConfig};
 use crate::error::{Failure, Kind};
 use crate::finding::{Finding, Severity};
+use crate::wal::Identity;
 
 /// Every precondition of the source, in the order in which they build on each other.
-pub fn source(facts: &SourceFacts, config: &Config) -> Vec<Finding> {
+pub fn source(facts: &SourceFacts, config: &Config, cluster: &Identity) -> Vec<Finding> {
     let source = &config.source;
     let mut findings = server(&facts.server, matches!(facts.slot, super::slot::SlotState::Missing));
     findings.push(version(facts));
@@ -27,7 +28,7 @@ pub fn source(facts: &SourceFacts, config: &Config) -> Vec<Finding> {
     findings.extend(table(facts.table.as_ref(), source));
     findings.extend(publication(facts.publication.as_ref(), source));
     findings.push(slot(&facts.slot, source));
-    findings.extend(relay(facts, &config.relay.name));
+    findings.extend(relay(facts, &config.relay.name, cluster));
     findings
 }
 
@@ -86,14 +87,17 @@ fn rights(facts: &SourceFacts) -> Vec<Finding> {
     missing
 }
 
-fn relay(facts: &SourceFacts, name: &str) -> Vec<Finding> {
+fn relay(facts: &SourceFacts, name: &str, cluster: &Identity) -> Vec<Finding> {
     const ID: &str = "source.relay";
     let object = format!("relay {name}");
     let mut findings = match &facts.relay {
         Ok(None) => Vec::new(),
-        Ok(Some(row)) => {
-            vec![Finding::ok(ID, &object, format!("is known, generation {}", row.generation))]
-        }
+        Ok(Some(row)) => match row.require_cluster(name, &cluster.system_identifier) {
+            Ok(()) => {
+                vec![Finding::ok(ID, &object, format!("is known, generation {}", row.generation))]
+            }
+            Err(failure) => vec![Finding::failure(ID, &object, &failure, failure.kind.remedy())],
+        },
         Err(failure) => vec![Finding::failure(ID, &object, failure, failure.kind.remedy())],
     };
     if let Some(holder) = &facts.holder {

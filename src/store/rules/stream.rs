@@ -206,6 +206,7 @@ mod tests {
             safe_wal_size_bytes: None,
             failover: Some(true),
             retained_bytes: 8,
+            behind_bytes: 0,
         };
         let soon = Slot { wal_status: "unreserved".into(), ..ok.clone() };
         for (state, severity) in [
