@@ -11,10 +11,6 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 fn main() -> ExitCode {
-    // Both connections and NATS take the process's provider; a second one would make them refuse.
-    if rustls::crypto::ring::default_provider().install_default().is_err() {
-        return ExitCode::FAILURE;
-    }
     let cli = Cli::parse();
     match relay(cli) {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,9 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panic")]
 
 use std::process::Output;
+use std::time::{Duration, Instant};
 
 use assert_cmd::Command;
-use outboxd::sandbox::{Nats, NatsOptions, Postgres, PostgresOptions};
+use outboxd::sandbox::{Nats, NatsOptions, Postgres, PostgresOptions, Relay, free_port, stream};
 use serde_json::Value;
 use tokio_postgres::Client;
 
@@ -46,14 +47,17 @@ impl Place {
         self
     }
 
-    /// Runs the program in a thread of its own: the client's connection is served meanwhile.
-    async fn outboxd(&self, line: &str) -> Said {
-        let config = format!(
+    fn config(&self) -> String {
+        format!(
             "[relay]\nname = \"orders\"\n[source]\nurl = \"{}\"\n[destination.events]\n\
              stream = \"EVENTS\"\n{}\n",
             self.url, self.broker
-        );
-        std::fs::write(self.directory.path().join("outboxd.toml"), config).unwrap();
+        )
+    }
+
+    /// Runs the program in a thread of its own: the client's connection is served meanwhile.
+    async fn outboxd(&self, line: &str) -> Said {
+        std::fs::write(self.directory.path().join("outboxd.toml"), self.config()).unwrap();
         let mut command = Command::cargo_bin("outboxd").unwrap();
         command.current_dir(self.directory.path()).args(line.split_whitespace());
         for (name, _) in std::env::vars_os() {
@@ -214,6 +218,45 @@ async fn init_refuses_what_does_not_fit_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn a_new_slot_for_a_relay_that_ran_must_be_asked_for() {
+    let place = Place::new().await;
+    place.done("init").await;
+    place.sql("SELECT outbox.publish('r', 'k', '{}') FROM generate_series(1, 3)").await;
+    place.sql("SELECT pg_drop_replication_slot('outboxd_orders')").await;
+    let said = place.outboxd("init").await;
+    assert_eq!(said.code, Some(1), "{}", said.out);
+    let all = "destination events: 3 of the 3 rows have no receipt, seq 1 to 3";
+    assert!(said.out.contains(all), "{}", said.out);
+    for words in ["slot-missing", "--new-slot", "docs/operations.md"] {
+        assert!(said.err.contains(words), "{words:?} is not in {}", said.err);
+    }
+    place
+        .sql(
+            "INSERT INTO outbox.receipt (relay, destination, generation, outcome, seqs, events, \
+                 stream, stream_created, stream_seq, stream_msg_id, floor_seq) \
+             VALUES ('orders', 'events', 1, 'published', '{[1,2),[3,4)}', 2, 'S', 'x', 9, '', 9), \
+                    ('orders', 'other', 1, 'published', '{[2,3)}', 1, 'S', 'x', 9, '', 9)",
+        )
+        .await;
+    assert_eq!(place.found().await, "schema 1, publications 1, slots 0");
+    let made = place.done("init --new-slot").await;
+    assert!(made.contains("1 of the 3 rows have no receipt, seq 2 to 2"), "{made}");
+    assert_eq!(place.found().await, EVERYTHING);
+}
+
+#[tokio::test]
+async fn a_ledger_of_another_cluster_is_refused() {
+    let place = Place::new().await;
+    place.done("init").await;
+    place.sql("UPDATE outbox.relay SET system_identifier = '1'").await;
+    assert_eq!(place.faults().await, ["failure source.relay"]);
+    place.refused("init", &["other-cluster", "was written in cluster 1"]).await;
+    place.sql("SELECT pg_drop_replication_slot('outboxd_orders')").await;
+    place.refused("init --new-slot", &["other-cluster"]).await;
+    assert_eq!(place.found().await, "schema 1, publications 1, slots 0");
+}
+
+#[tokio::test]
 async fn init_needs_logical_wal() {
     let place = Place::with(PostgresOptions::default().set("wal_level", "replica")).await;
     place.refused("init", &["wal-level", "set wal_level = logical"]).await;
@@ -228,13 +271,18 @@ async fn deinit_takes_data_only_when_told_twice() {
     place.sql("SELECT outbox.publish('r', 'k', '{}')").await;
     place.done("deinit --dry-run --schema").await;
     assert_eq!(place.found().await, EVERYTHING);
-    place.done("deinit --slot-only").await;
+    let said = place.outboxd("deinit --slot-only").await;
+    assert_eq!(said.code, Some(1));
+    for words in ["bytes of WAL behind", "1 of the 1 rows have no receipt, seq 1 to 1", "--yes"] {
+        assert!(said.out.contains(words), "{words:?} is not in {}", said.out);
+    }
+    assert_eq!(place.found().await, EVERYTHING);
+    place.done("deinit --slot-only --yes").await;
     assert_eq!(place.found().await, "schema 1, publications 1, slots 0");
-    place.done("init").await;
+    place.done("init --new-slot").await;
     assert_eq!(place.outboxd("deinit --schema").await.code, Some(1));
     assert_eq!(place.found().await, EVERYTHING);
-    assert_eq!(place.outboxd("deinit --yes").await.code, Some(2));
-    place.done("deinit").await;
+    place.done("deinit --yes").await;
     assert_eq!(place.found().await, "schema 1, publications 0, slots 0");
     place.sql("CREATE VIEW outbox.mine AS SELECT 1").await;
     place.refused("deinit --schema --yes", &["mine"]).await;
@@ -431,38 +479,78 @@ async fn streams_are_made_when_told_and_then_fit() {
 }
 
 #[tokio::test]
-async fn printed_permissions_suffice() {
+async fn printed_permissions_suffice_and_each_is_needed() {
     let mut place = Place::new().await;
     place.done("init").await;
     let printed = place.done("check --print-permissions").await;
-    let users = |permissions: &str| {
-        let mut options = NatsOptions::default();
-        options.config = format!(
-            "authorization {{ users: [ {{ user: admin, password: secret }},
-               {{ user: relay, password: secret, {permissions} }} ] }}"
-        );
-        options
-    };
-    let user = |nats: &Nats, name: &str, password: &std::path::Path| {
-        format!(
-            "servers = [\"{}\"]\nuser = \"{name}\"\npassword_file = {:?}",
-            nats.url(),
-            password.display().to_string()
-        )
-    };
+    let api = |verb: &str| format!("$JS.API.{verb}");
+    // What is taken away, and which finding then names it.
+    let needed = [
+        ("events.>".to_owned(), "destination.permission"),
+        ("_INBOX.>".to_owned(), "destination.stream"),
+        (api("STREAM.INFO.EVENTS"), "destination.stream"),
+        (api("STREAM.MSG.GET.EVENTS"), "destination.resume"),
+        (api("CONSUMER.CREATE.EVENTS.>"), "destination.resume"),
+        (api("CONSUMER.MSG.NEXT.EVENTS.>"), "destination.resume"),
+    ];
+    let mut users = format!(
+        "{{ user: admin, password: secret }}, {{ user: relay, password: secret, {printed} }}"
+    );
+    for (number, (subject, _)) in needed.iter().enumerate() {
+        let (quoted, less) = (format!("{subject:?}"), "\"nothing\"");
+        assert!(printed.contains(&quoted), "{quoted} is not in {printed}");
+        let less = printed.replace(&quoted, less);
+        users += &format!(", {{ user: without{number}, password: secret, {less} }}");
+    }
+    let mut options = NatsOptions::default();
+    options.config = format!("authorization {{ users: [ {users} ] }}");
+    let nats = Nats::start_with(options).await.unwrap();
     let password = place.directory.path().join("password");
     std::fs::write(&password, "secret").unwrap();
-    for (permissions, publishes) in
-        [(printed.clone(), true), (printed.replace("\"events.>\", ", ""), false)]
-    {
-        let nats = Nats::start_with(users(&permissions)).await.unwrap();
-        place.broker = user(&nats, "admin", &password);
-        place.done("init --create-streams").await;
-        place.broker = user(&nats, "relay", &password);
-        let faults = place.all_faults().await;
-        let refused = faults.contains(&"failure destination.permission".to_owned());
-        assert_eq!(refused, !publishes, "{faults:?} with {permissions}");
+    let user = |name: &str| {
+        let (url, file) = (nats.url(), password.display());
+        format!("servers = [\"{url}\"]\nuser = \"{name}\"\npassword_file = \"{file}\"")
+    };
+    place.broker = user("admin");
+    place.done("init --create-streams").await;
+
+    for (number, (subject, id)) in needed.iter().enumerate() {
+        place.broker = user(&format!("without{number}"));
+        let said = place.outboxd("check --json").await;
+        assert_eq!(said.code, Some(1), "without {subject}: {}", said.out);
+        let report: Value = serde_json::from_str(&said.out).unwrap();
+        let failures: Vec<_> = report["findings"].as_array().unwrap().iter().collect();
+        let failures: Vec<_> = failures.iter().filter(|one| one["severity"] == "failure").collect();
+        let ids: Vec<_> = failures.iter().map(|one| one["id"].as_str().unwrap()).collect();
+        assert_eq!(ids, [*id], "without {subject}: {report:#}");
+        let found = failures[0]["found"].as_str().unwrap();
+        let start = subject.trim_end_matches('>');
+        assert!(found.contains("Permissions Violation") && found.contains(start), "{found}");
     }
+
+    place.broker = user("relay");
+    assert_eq!(place.outboxd("check").await.code, Some(0));
+    let port = free_port().unwrap();
+    let config = format!("{}[admin]\nlisten = \"127.0.0.1:{port}\"\n", place.config());
+    let program = assert_cmd::cargo::cargo_bin("outboxd");
+    let mut relay = Relay::prepare(&program, &config, port, false).unwrap();
+    let login = async_nats::ConnectOptions::with_user_and_password("admin".into(), "secret".into());
+    let client = login.connect(nats.url()).await.unwrap();
+    for events in 1..=2 {
+        relay.start().unwrap();
+        relay.wait_ready(Duration::from_secs(60)).await.unwrap();
+        place.sql("SELECT outbox.publish('r', 'order.created', '{}')").await;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let messages = async || stream::state(&client, "EVENTS").await.unwrap().messages;
+        while messages().await < events {
+            assert!(Instant::now() < deadline, "{}", relay.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        // Killed: what the ledger may not have yet is read back from the stream.
+        relay.kill9().unwrap();
+        assert_eq!(messages().await, events, "{}", relay.log());
+    }
+    assert!(!relay.log().contains("ermissions"), "{}", relay.log());
 }
 
 #[tokio::test]

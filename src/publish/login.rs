@@ -19,6 +19,13 @@ const ANSWERS_MAX: usize = 128 * 1024;
 /// Messages between us and the client's task: enough to fill its write buffer.
 const SENDER_CAPACITY: usize = 1024;
 
+/// Sets the TLS library's process-wide provider, which the NATS client takes, to ring. One that the
+/// application has chosen stays.
+pub fn provide_tls() {
+    // An error says that there is one.
+    drop(rustls::crypto::ring::default_provider().install_default());
+}
+
 pub(super) fn options(
     config: &DestinationConfig,
     address: &ServerAddr,

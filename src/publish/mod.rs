@@ -9,10 +9,13 @@ mod facts;
 mod login;
 mod outcome;
 mod per_run;
+pub mod rehearsal;
 mod resume;
 mod session;
 pub mod streams;
 mod task;
+
+pub use login::provide_tls;
 
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;

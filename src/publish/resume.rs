@@ -81,6 +81,55 @@ pub(super) async fn message_id_at(
     }
 }
 
+/// Sequence of the last message under a filter, as the leader knows it.
+pub(super) async fn last_of(
+    link: &Link,
+    stream: &str,
+    filter: &str,
+) -> Result<Option<u64>, AskError> {
+    let verb = format!("STREAM.MSG.GET.{stream}");
+    match link.ask::<Got>(&verb, Some(json!({ "last_by_subj": filter }))).await {
+        Ok(got) => Ok(Some(got.message.seq)),
+        Err(AskError::Refused(error)) if error.err_code == NO_MESSAGE => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Creates the ephemeral reader of the destination's subjects from a sequence on; its name.
+pub(super) async fn create_consumer(
+    link: &Link,
+    config: &DestinationConfig,
+    start: u64,
+) -> Result<String, AskError> {
+    let name = consumer_name();
+    let stream = &config.stream;
+    let create = json!({
+        "stream_name": stream,
+        "action": "create",
+        "config": {
+            "name": name,
+            "description": format!("outboxd {} reads back what it published", config.name),
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": start,
+            "ack_policy": "none",
+            "replay_policy": "instant",
+            "filter_subject": config.subject.filter_subject(),
+            "headers_only": true,
+            "mem_storage": true,
+            "num_replicas": 1,
+            "inactive_threshold": nanos(CONSUMER_LIFE),
+        },
+    });
+    let verb = format!("CONSUMER.CREATE.{stream}.{name}");
+    link.ask::<serde_json::Value>(&verb, Some(create)).await?;
+    Ok(name)
+}
+
+/// A name that no other reader has.
+pub(super) fn consumer_name() -> String {
+    format!("outboxd-{}", uuid::Uuid::new_v4().simple())
+}
+
 #[derive(Deserialize)]
 struct Got {
     message: Stored,
@@ -166,37 +215,12 @@ impl Reader<'_> {
     }
 
     async fn last_of_ours(&self) -> Result<Option<u64>, Trouble> {
-        let verb = format!("STREAM.MSG.GET.{}", self.config.stream);
-        match self.link.ask::<Got>(&verb, Some(json!({ "last_by_subj": self.filter }))).await {
-            Ok(got) => Ok(Some(got.message.seq)),
-            Err(AskError::Refused(error)) if error.err_code == NO_MESSAGE => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        Ok(last_of(self.link, &self.config.stream, &self.filter).await?)
     }
 
     async fn read_until(&mut self, end: u64) -> Result<(), Trouble> {
-        let name = format!("outboxd-{}", uuid::Uuid::new_v4().simple());
         let stream = &self.config.stream;
-        let create = json!({
-            "stream_name": stream,
-            "action": "create",
-            "config": {
-                "name": name,
-                "description": format!("outboxd {} reads back what it published", self.config.name),
-                "deliver_policy": "by_start_sequence",
-                "opt_start_seq": self.read_to + 1,
-                "ack_policy": "none",
-                "replay_policy": "instant",
-                "filter_subject": self.filter,
-                "headers_only": true,
-                "mem_storage": true,
-                "num_replicas": 1,
-                "inactive_threshold": nanos(CONSUMER_LIFE),
-            },
-        });
-        self.link
-            .ask::<serde_json::Value>(&format!("CONSUMER.CREATE.{stream}.{name}"), Some(create))
-            .await?;
+        let name = create_consumer(self.link, self.config, self.read_to + 1).await?;
         let (inbox, mut answers) = self.link.open_inbox().await?;
         let next = format!("CONSUMER.MSG.NEXT.{stream}.{name}");
         let pull = json!({ "batch": PULL, "expires": nanos(PULL_EXPIRES) });

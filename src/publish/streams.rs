@@ -91,6 +91,7 @@ pub struct Permissions {
 
 /// Connects with the configuration's credentials.
 pub async fn connect(config: &DestinationConfig) -> Result<Broker, Failure> {
+    super::provide_tls();
     let subjects = vec![config.subject.filter_subject()];
     Ok(Broker { link: Link::connect(config).await?, config: config.clone(), subjects })
 }

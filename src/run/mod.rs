@@ -30,8 +30,7 @@ use crate::error::Failure;
 /// failure after which going on would break a promise ([`Fate::Refuse`](crate::error::Fate)).
 /// Everything else is waited out, logged, and shown by the status.
 pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Failure> {
-    // An error says that the application has chosen one.
-    drop(rustls::crypto::ring::default_provider().install_default());
+    crate::publish::provide_tls();
     let status = Status::new(&config);
     let ended = CancellationToken::new();
     let endpoints = match config.admin.listen {

@@ -7,6 +7,7 @@ use super::unusable;
 use crate::config::{DestinationConfig, PipelineChoice};
 use crate::error::Kind;
 use crate::finding::Finding;
+use crate::publish::rehearsal;
 use crate::publish::streams::{self, Broker, Inspection, Probe, StreamView};
 use crate::relay::outcome::{Pipeline, StreamFacts};
 
@@ -32,6 +33,7 @@ pub(super) async fn look(config: &DestinationConfig) -> Vec<Finding> {
             findings.extend(stream(config, &inspection));
             if publishable {
                 findings.push(permission(config, &broker).await);
+                findings.extend(reading_back(config).await);
             }
         }
         Err(failure) => {
@@ -171,6 +173,27 @@ async fn permission(config: &DestinationConfig, broker: &Broker) -> Finding {
         ),
         Err(failure) => unusable(ID, &object, &failure),
     }
+}
+
+/// Resume reads the stream at each start and reconnect.
+async fn reading_back(config: &DestinationConfig) -> Vec<Finding> {
+    const ID: &str = "destination.resume";
+    let object = format!("destination {}", config.name);
+    let mut findings = Vec::new();
+    for step in rehearsal::rehearse(config).await {
+        let Err(failure) = step.result else { continue };
+        let remedy = failure.kind.remedy();
+        findings.push(Finding::failure(
+            ID,
+            &object,
+            format!("can't {}: {failure}", step.what),
+            remedy,
+        ));
+    }
+    if findings.is_empty() {
+        findings.push(Finding::ok(ID, object, "may read back what it published"));
+    }
+    findings
 }
 
 /// What the NATS users must be allowed, in the form of nats-server's configuration or as JSON.

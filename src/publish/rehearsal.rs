@@ -1,0 +1,72 @@
+//! What Resume will need, tried once: a permission that is missing is better found by `outboxd check`
+//! than by the first restart. Leaves behind a reader that the server removes within seconds.
+
+use async_nats::StatusCode;
+use futures_util::StreamExt as _;
+use serde_json::json;
+use tokio::time::timeout;
+
+use super::connect::Link;
+use super::login::REQUEST_TIMEOUT;
+use super::resume::{consumer_name, create_consumer, last_of};
+use crate::config::DestinationConfig;
+use crate::error::{Failure, Kind};
+
+/// One step of reading the stream back.
+#[derive(Debug)]
+pub struct Step {
+    /// What was tried, in words that follow "can't".
+    pub what: &'static str,
+    /// How it went.
+    pub result: Result<(), Failure>,
+}
+
+/// Tries them all. A subject that is forbidden ends a connection's use, so each step has its own.
+pub async fn rehearse(config: &DestinationConfig) -> Vec<Step> {
+    super::provide_tls();
+    let reader = create(config).await;
+    let name = reader.as_ref().ok().cloned();
+    vec![
+        Step { what: "look for its last message", result: last(config).await },
+        Step { what: "create a reader", result: reader.map(drop) },
+        Step { what: "ask a reader for messages", result: pull(config, name).await },
+    ]
+}
+
+async fn last(config: &DestinationConfig) -> Result<(), Failure> {
+    let link = Link::connect(config).await?;
+    let filter = config.subject.filter_subject();
+    let found = last_of(&link, &config.stream, &filter).await;
+    found.map(drop).map_err(|error| error.into_failure("looking for the last message"))
+}
+
+async fn create(config: &DestinationConfig) -> Result<String, Failure> {
+    let link = Link::connect(config).await?;
+    let made = create_consumer(&link, config, 1).await;
+    made.map_err(|error| error.into_failure("creating a reader"))
+}
+
+/// Without a reader nobody can answer, and the server says so: the request was allowed.
+async fn pull(config: &DestinationConfig, reader: Option<String>) -> Result<(), Failure> {
+    let link = Link::connect(config).await?;
+    let (inbox, mut answers) = link.open_inbox().await?;
+    let exists = reader.is_some();
+    let name = reader.unwrap_or_else(consumer_name);
+    let verb = format!("CONSUMER.MSG.NEXT.{}.{name}", config.stream);
+    let one = json!({ "batch": 1, "no_wait": true });
+    link.tell(&verb, format!("{inbox}.0"), &one).await?;
+    let answer = tokio::select! {
+        biased;
+        answer = timeout(REQUEST_TIMEOUT, answers.next()) => answer,
+        failure = link.ended() => return Err(failure),
+    };
+    let failed = |what: &str| Err(Failure::new(Kind::BrokerJetStream, what));
+    match answer {
+        Ok(Some(answer)) if exists && answer.status == Some(StatusCode::NO_RESPONDERS) => {
+            failed("the reader that was just created does not answer")
+        }
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => Err(link.broken_or_closed()),
+        Err(_) => failed("the reader does not answer in time"),
+    }
+}
