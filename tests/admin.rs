@@ -300,6 +300,12 @@ async fn the_status_command_asks_the_relay() {
     let output = status(&["--json"]).await.unwrap();
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["relay"], "orders");
+    assert!(status(&["--check"]).await.unwrap().status.success());
+    admin.status.phase(Phase::Waiting);
+    let output = status(&["--check"]).await.unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.code() == Some(1) && text.contains("NOT READY"), "{text}");
+    assert!(status(&[]).await.unwrap().status.success());
     admin.stop.cancel();
     admin.server.await.unwrap().unwrap();
     let output = status(&[]).await.unwrap();

@@ -41,6 +41,8 @@ fn the_services_start_one_after_the_other() {
         // `init` ends: it is waited for, not watched.
         assert!(name == "init" || service["healthcheck"]["test"].is_sequence(), "{name}");
     }
+    let health = strings(&compose["services"]["outboxd"]["healthcheck"]["test"]);
+    assert_eq!(health, ["CMD", "outboxd", "status", "--check"]);
     let command = strings(&compose["services"]["postgres"]["command"]).join(" ");
     assert!(command.contains("wal_level=logical"), "{command}");
     let command = strings(&compose["services"]["nats"]["command"]).join(" ");

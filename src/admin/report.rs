@@ -194,7 +194,10 @@ impl Report {
             status.destinations().iter().map(|one| DestinationReport::of(one)).collect();
         let lag = lag(&now, status.memory_bytes);
         let ready = Verdict::of(not_ready(&now, status.memory_bytes, &destinations));
-        let healthy = Verdict::of(unhealthy(&now, lag, status.max_lag, &destinations));
+        let mut causes = unhealthy(&now, lag, status.max_lag, &destinations);
+        let late = lag.is_some_and(|lag| lag > status.max_lag);
+        causes.extend(held_up(is_full(&now, status.memory_bytes), late, &destinations));
+        let healthy = Verdict::of(causes);
         Report {
             relay: status.relay.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -221,9 +224,25 @@ impl Report {
 
 /// Has the server been silent for longer than a healthy one is? Not when it is we who don't read.
 fn silent(now: &Snapshot, memory_bytes: usize) -> bool {
-    let full = u64::try_from(memory_bytes).is_ok_and(|budget| now.undecided_bytes >= budget);
     let limit = now.source.as_ref().map(|source| source.silence_limit);
-    !full && limit.is_some_and(|limit| now.silent_for > limit)
+    !is_full(now, memory_bytes) && limit.is_some_and(|limit| now.silent_for > limit)
+}
+
+/// Has reading stopped, since undecided events take the whole budget?
+fn is_full(now: &Snapshot, memory_bytes: usize) -> bool {
+    u64::try_from(memory_bytes).is_ok_and(|budget| now.undecided_bytes >= budget)
+}
+
+/// Who holds up the reading for all destinations, required or not. A burst fills the memory for a
+/// moment while everything flows: that is no cause, what is down or late is one.
+fn held_up(full: bool, late: bool, destinations: &[DestinationReport]) -> Option<String> {
+    let most = destinations.iter().max_by_key(|one| one.waiting).filter(|_| full)?;
+    (late || !most.up).then(|| {
+        format!(
+            "[relay] memory is full, so that reading waits for destination {}, which has {} events",
+            most.name, most.waiting
+        )
+    })
 }
 
 /// Age of the oldest event that is known to be undecided. While nothing is heard of the database
@@ -374,4 +393,39 @@ impl DestinationReport {
 /// Seconds with the precision that anyone needs.
 fn seconds(duration: Duration) -> f64 {
     Duration::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::event::UnixMicros;
+
+    #[test]
+    fn full_memory_names_who_holds_it() {
+        let text = "[relay]\nname = \"orders\"\nmemory = \"4MiB\"\n\
+                    [source]\nurl = \"postgres://u@h/d\"\n\
+                    [destination.events]\nservers = [\"nats://h\"]\nstream = \"EVENTS\"\n\
+                    [destination.extra]\nservers = [\"nats://h\"]\nstream = \"EXTRA\"\n\
+                    required = false\n";
+        let status = Status::new(&Config::parse("test", text).unwrap());
+        status.phase(Phase::Streaming);
+        let full = |bytes| {
+            status.undecided(2, bytes, Some(UnixMicros(0)));
+            is_full(&status.snapshot(), status.memory_bytes)
+        };
+        assert!(!full((4 << 20) - 1) && full(4 << 20));
+        let mut destinations = Report::of(&status).destinations;
+        for (one, waiting) in destinations.iter_mut().zip([1, 7]) {
+            one.waiting = waiting;
+        }
+        let cause = held_up(true, false, &destinations).unwrap();
+        assert!(cause.contains("destination extra, which has 7 events"), "{cause}");
+        assert_eq!(held_up(false, false, &destinations), None);
+        for one in &mut destinations {
+            one.up = true;
+        }
+        assert_eq!(held_up(true, false, &destinations), None);
+        assert!(held_up(true, true, &destinations).is_some());
+    }
 }

@@ -4,6 +4,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Stopped;
 use crate::config::Places;
+use crate::error::{Failure, Kind};
 use crate::logging;
 
 /// Arguments.
@@ -20,5 +21,21 @@ pub struct Args {}
 pub async fn run(_: &Args, places: &Places, stop: CancellationToken) -> Result<(), Stopped> {
     let config = places.load()?.config;
     logging::init(&config.log);
-    Ok(crate::run(config, stop).await?)
+    crate::run(config, stop)
+        .await
+        .map_err(|failure| told(failure, tracing::enabled!(tracing::Level::ERROR)))
+}
+
+/// A failure that ends the relay is a log line like any other, in the log's form, and is not said a
+/// second time on standard error.
+fn told(failure: Failure, logged: bool) -> Stopped {
+    if !logged {
+        return failure.into();
+    }
+    // Without its address the relay never began: nobody has told of it yet.
+    if failure.kind == Kind::AdminAddress {
+        let (code, remedy) = (failure.kind.code(), failure.kind.remedy());
+        tracing::error!(code, remedy, "{}", failure.detail);
+    }
+    Stopped::Refused
 }

@@ -9,6 +9,9 @@ use crate::store::{publication, schema};
 /// Arguments.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
+With a configuration (file, variables or --set) the SQL ends with publication and slot, whose names
+and table it gives; without one they are left out.
+
 Examples:
   outboxd schema > V7__outbox.sql
   outboxd schema --grants --role outboxd --writer app | psql
@@ -69,9 +72,12 @@ fn text(args: &Args, config: Option<&Config>) -> String {
         sql.push_str(&heading("outboxd: publication; `outboxd init` makes it when it is missing"));
         lines(&mut sql, vec![publication::create_sql(&source.publication, &source.table)]);
         sql.push_str("\n-- Then the slot, never before: ");
-        sql.push_str("the server looks for the publication as of the slot's position.\n-- SELECT ");
+        sql.push_str("the server looks for the publication as of the slot's position.\n");
+        sql.push_str("-- Leave out failover before PostgreSQL 17.\n-- ");
         let slot = source.slot.replace('\'', "''");
-        lines(&mut sql, vec![format!("pg_create_logical_replication_slot('{slot}', 'pgoutput');")]);
+        let call = "pg_create_logical_replication_slot";
+        let call = format!("SELECT {call}('{slot}', 'pgoutput', failover => true);");
+        lines(&mut sql, vec![call]);
     }
     sql
 }
@@ -113,6 +119,22 @@ mod tests {
         assert!(grants.contains("TO \"outboxd\";") && !grants.contains("CREATE"));
         assert!(!of(&["--grants", "--writer", "app"]).contains("\"outboxd\""));
         assert!(of(&["--from", "1"]).is_empty());
+    }
+
+    #[test]
+    fn publication_and_slot_come_with_a_configuration() {
+        let config = "[relay]\nname = \"orders\"\n[source]\nurl = \"postgres://u@h/d\"\n\
+                      [destination.events]\nservers = [\"nats://h\"]\nstream = \"EVENTS\"\n";
+        let config = Config::parse("test", config).unwrap();
+        let args = Line::try_parse_from(["schema"]).unwrap().args;
+        let sql = text(&args, Some(&config));
+        for part in [
+            "CREATE PUBLICATION \"outboxd_orders\"",
+            "pg_create_logical_replication_slot('outboxd_orders', 'pgoutput', failover => true);",
+        ] {
+            assert!(sql.contains(part), "{part} is missing");
+        }
+        assert!(!text(&args, None).contains("PUBLICATION"));
     }
 
     #[test]

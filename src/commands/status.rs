@@ -23,15 +23,20 @@ const ANSWER_MAX: u64 = 4 << 20;
 /// Arguments.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Asks the relay at [admin] listen; exit code 1 when none answers there.
+Asks the relay at [admin] listen; exit code 1 when none answers there, and with --check also when
+it is not ready.
 
 Examples:
   outboxd status --watch
+  outboxd status --check                  for a container's health check
   outboxd status --admin 10.0.0.7:7790 --json")]
 pub struct Args {
     /// Repeat every second until Ctrl-C.
     #[arg(long)]
     pub watch: bool,
+    /// Exit with 1 unless the relay is ready.
+    #[arg(long, conflicts_with = "watch")]
+    pub check: bool,
     /// As JSON, one object a line.
     #[arg(long)]
     pub json: bool,
@@ -47,7 +52,7 @@ pub async fn run(args: &Args, places: &Places) -> Result<(), Stopped> {
         None => {
             let config = places.load()?.config;
             let off = "[admin] listen is \"off\", so the relay can't be asked";
-            config.admin.listen.ok_or_else(|| Failure::new(Kind::RelayUnreachable, off))?
+            config.admin.listen.ok_or_else(|| Failure::new(Kind::AdminOff, off))?
         }
     };
     let mut seconds = interval(Duration::from_secs(1));
@@ -55,15 +60,20 @@ pub async fn run(args: &Args, places: &Places) -> Result<(), Stopped> {
     let clear = args.watch && !args.json && std::io::stdout().is_terminal();
     loop {
         seconds.tick().await;
+        let mut ready = true;
         let text = match ask(reachable(address)).await {
-            Ok(body) if args.json => body,
-            Ok(body) => show(&understand(&body)?),
+            Ok(body) => {
+                if args.check {
+                    ready = understand(&body)?.ready.ok;
+                }
+                if args.json { body } else { show(&understand(&body)?) }
+            }
             Err(failure) if args.watch => format!("{failure}\n"),
             Err(failure) => return Err(failure.into()),
         };
         say(&format!("{}{text}", if clear { "\x1b[H\x1b[2J" } else { "" }))?;
         if !args.watch {
-            return Ok(());
+            return if ready { Ok(()) } else { Err(Stopped::Refused) };
         }
     }
 }
@@ -108,7 +118,7 @@ async fn get(address: SocketAddr) -> std::io::Result<Vec<u8>> {
 fn understand(body: &str) -> Result<Report, Failure> {
     serde_json::from_str(body).map_err(|error| {
         let what = format!("the relay is of another version, its status can't be read: {error}");
-        Failure::new(Kind::RelayUnreachable, what)
+        Failure::new(Kind::RelayVersion, what)
     })
 }
 
