@@ -16,7 +16,7 @@ fetch: ## PostgreSQL 18 and nats-server 2.15 into .dev/, once
 build: ## target/release/outboxd
 	cargo build --locked --release
 
-demo: fetch ## watch committed rows arrive in JetStream (ARGS="--events N --rate R --runs K --keep")
+demo: fetch build ## watch committed rows arrive in JetStream (ARGS="--events N --rate R --runs K --keep")
 	@cargo run --locked --release --quiet -- demo $(ARGS)
 
 test: fetch ## all tests, live ones on real servers included

