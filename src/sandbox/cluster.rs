@@ -20,7 +20,7 @@ pub struct NatsCluster {
 }
 
 impl NatsCluster {
-    /// Starts three nodes and waits until JetStream has a leader.
+    /// Starts three nodes and waits until a stream on all of them can be made.
     ///
     /// # Errors
     /// When the program is missing or the cluster does not come up.
@@ -49,7 +49,7 @@ impl NatsCluster {
         for node in &mut cluster.nodes {
             node.wait_ready().await?;
         }
-        cluster.wait_meta_leader().await?;
+        cluster.wait_placeable().await?;
         Ok(cluster)
     }
 
@@ -180,21 +180,27 @@ impl NatsCluster {
         serde_json::from_slice(&answer.payload).map_err(|error| words(&error))
     }
 
-    /// JetStream answers in the account's name only when it has a leader.
-    async fn wait_meta_leader(&self) -> Result<()> {
+    /// JetStream has a leader before that one knows all its peers, and a stream on three nodes can't
+    /// be placed until then: one is made, and taken away again.
+    async fn wait_placeable(&self) -> Result<()> {
+        const NAME: &str = "sandbox-ready";
+        let body = format!(
+            r#"{{"name":"{NAME}","subjects":["{NAME}"],"num_replicas":3,"storage":"memory"}}"#
+        );
         let start = Instant::now();
         loop {
-            let seen = match self.ask("INFO", "").await {
-                Ok(answer) if answer.get("error").is_none() => return Ok(()),
+            let seen = match self.ask(&format!("STREAM.CREATE.{NAME}"), &body).await {
+                Ok(answer) if answer.get("error").is_none() => break,
                 Ok(answer) => answer.to_string(),
                 Err(error) => error.to_string(),
             };
             if start.elapsed() > READY_DEADLINE {
                 let logs: Vec<String> = self.nodes.iter().map(Nats::log).collect();
                 let logs = logs.join("\n");
-                return Err(SandboxError::new(format!("JetStream has no leader: {seen}\n{logs}")));
+                return Err(SandboxError::new(format!("JetStream places nothing: {seen}\n{logs}")));
             }
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
+        self.ask(&format!("STREAM.DELETE.{NAME}"), "").await.map(drop)
     }
 }

@@ -17,6 +17,7 @@ mod postgres;
 mod process;
 mod proxy;
 mod relay;
+mod sampling;
 pub mod stream;
 pub mod verdict;
 mod workload;
@@ -31,8 +32,9 @@ pub use postgres::{Postgres, PostgresOptions, Stop};
 pub use process::{Signal, signal};
 pub use proxy::{Mode, Proxy};
 pub use relay::Relay;
+pub use sampling::Sampling;
 pub use workload::{Load, Workload};
-pub use world::{Broker, STREAM, Sampling, World, WorldOptions};
+pub use world::{Broker, STREAM, World, WorldOptions};
 
 use std::path::Path;
 

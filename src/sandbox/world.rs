@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::verdict::{Event, Sample, Seen, Verdict};
 use super::{
-    Load, Nats, NatsCluster, NatsOptions, Postgres, PostgresOptions, Relay, Result, SandboxError,
-    Workload, free_port, stream,
+    Load, Nats, NatsCluster, NatsOptions, Postgres, PostgresOptions, Relay, Result, Sampling,
+    SandboxError, Workload, free_port, stream,
 };
 use crate::lsn::Lsn;
 
@@ -278,13 +278,9 @@ impl World {
     /// Samples the slot's position against the stream until the returned task is asked to stop.
     ///
     /// # Errors
-    /// When a server can't be reached now; later it is only not sampled.
+    /// When a server can't be reached now.
     pub async fn sample(&self) -> Result<Sampling> {
-        let client = self.postgres.connect().await?;
-        let broker = self.broker.connect().await?;
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let task = tokio::spawn(sampling(client, broker, stopped));
-        Ok(Sampling { stop, task })
+        Sampling::start(&self.postgres, &self.broker).await
     }
 }
 
@@ -293,52 +289,14 @@ const RECORDED: &str = "\
       JOIN outbox.event e ON e.seq <@ s.seqs \
      WHERE r.destination = $1 AND r.outcome = 'published'";
 
-/// Sampling under way.
-#[derive(Debug)]
-pub struct Sampling {
-    stop: tokio::sync::oneshot::Sender<()>,
-    task: tokio::task::JoinHandle<Vec<Sample>>,
-}
-
-impl Sampling {
-    /// Ends it; the samples.
-    ///
-    /// # Errors
-    /// When its task panicked.
-    pub async fn stop(self) -> Result<Vec<Sample>> {
-        drop(self.stop);
-        self.task.await.map_err(|error| words("sampling", &error))
-    }
-}
-
-async fn sampling(
-    client: tokio_postgres::Client,
-    broker: async_nats::Client,
-    mut stopped: tokio::sync::oneshot::Receiver<()>,
-) -> Vec<Sample> {
-    let mut samples = Vec::new();
-    loop {
-        // The order matters: what the position has passed must be in the stream a moment later.
-        if let Ok(confirmed) = confirmed(&client).await
-            && let Ok(state) = stream::state(&broker, STREAM).await
-        {
-            samples.push(Sample { confirmed, stream_last: state.last_sequence });
-        }
-        tokio::select! {
-            _ = &mut stopped => return samples,
-            () = tokio::time::sleep(LOOK_INTERVAL) => {}
-        }
-    }
-}
-
-async fn confirmed(client: &tokio_postgres::Client) -> Result<Lsn> {
+pub(super) async fn confirmed(client: &tokio_postgres::Client) -> Result<Lsn> {
     let sql = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots \
                 WHERE confirmed_flush_lsn IS NOT NULL";
     let row = client.query_one(sql, &[]).await.map_err(|error| words("the slot", &error))?;
     row.get::<_, &str>(0).parse().map_err(|error| words("an LSN", &error))
 }
 
-fn words(what: &str, error: &dyn std::fmt::Display) -> SandboxError {
+pub(super) fn words(what: &str, error: &dyn std::fmt::Display) -> SandboxError {
     SandboxError::new(format!("{what}: {error}"))
 }
 

@@ -53,8 +53,11 @@ pub fn paced_over(seconds: u64) -> Workload {
     Workload { rate: Some(events() / seconds), ..workload() }
 }
 
+/// A verdict on the position needs at least so many looks at it: half a second of them.
+const SAMPLES_MIN: usize = 10;
+
 /// Waits for the writers and for the relay, then demands that every event is in the stream once,
-/// in order, and that no sample of the slot's position was too high.
+/// in order, and that the slot's position was looked at, moved, and was never too high.
 pub async fn finish_and_judge(
     world: &World,
     mut load: Load,
@@ -69,6 +72,9 @@ pub async fn finish_and_judge(
         panic!("{error}\n{verdict}");
     }
     assert!(verdict.is_ok(), "{verdict}\n{}", log_tail(world));
+    assert!(samples.len() >= SAMPLES_MIN, "the position was looked at {} times", samples.len());
+    let positions = || samples.iter().map(|sample| sample.confirmed);
+    assert!(positions().min() < positions().max(), "the position stood still");
     verdict
 }
 
