@@ -49,44 +49,83 @@ pub struct Args {
     pub keep: bool,
 }
 
-/// Runs the demo; `stop` ends everything that it started.
+/// Runs the demo; `stop` ends everything that it started. The last line on standard output is a
+/// verdict, however it ends.
 pub async fn run(args: &Args, stop: CancellationToken) -> Result<(), Stopped> {
-    let world = tokio::select! {
-        ended = show(args) => ended?,
-        () = stop.cancelled() => return Err(Stopped::Interrupted),
+    let shown = tokio::select! {
+        shown = show(args) => shown,
+        () = stop.cancelled() => {
+            say("verdict: none, stopped before the end")?;
+            return Err(Stopped::Interrupted);
+        }
     };
-    if let Some(world) = world {
-        stop.cancelled().await;
-        drop(world);
+    match shown {
+        Ok(End { ok, world }) => {
+            if let Some(world) = world {
+                stop.cancelled().await;
+                drop(world);
+            }
+            if ok { Ok(()) } else { Err(Stopped::Refused) }
+        }
+        Err(Stopped::Output(error)) => Err(Stopped::Output(error)),
+        Err(error) => {
+            say("verdict: failed before there was anything to judge")?;
+            Err(error)
+        }
     }
-    Ok(())
 }
 
-/// The demo up to its verdict; the world when it is to be kept.
-async fn show(args: &Args) -> Result<Option<World>, Stopped> {
+/// How the demo ended.
+struct End {
+    ok: bool,
+    /// Everything that runs, when it is to be kept.
+    world: Option<World>,
+}
+
+/// The demo up to its verdict. What goes wrong once events flow is a part of the verdict.
+async fn show(args: &Args) -> Result<End, Stopped> {
     let start = Instant::now();
     let mut world = World::start(options()?).await?;
     introduce(&world, start.elapsed()).await?;
 
     let sampling = world.sample().await?;
     let mut load = world.load(workload(args));
-    follow(&world, args.events, &mut load).await?;
-    world.settle(SETTLE).await?;
-    let samples = sampling.stop().await?;
+    let mut faults = Faults::default();
+    match follow(&world, args.events, &mut load).await {
+        Err(Stopped::Sandbox(error)) => faults.add(error),
+        other => other?,
+    }
+    faults.take(world.settle(SETTLE).await);
+    let samples = faults.take(sampling.stop().await).unwrap_or_default();
+    let verdict = faults.take(world.judge(&samples).await);
+    let latency = faults.take(Latency::measure(&world).await);
+    if !args.keep {
+        match world.relay.terminate(STOP).await {
+            Ok((status, _)) if status.success() => {}
+            Ok((status, _)) => {
+                let log = world.relay.log();
+                faults.add(SandboxError::new(format!("the relay ended with {status}:\n{log}")));
+            }
+            Err(error) => faults.add(error),
+        }
+    }
+    let world = args.keep.then_some(world);
+    let ok = conclude(verdict.as_ref(), latency.as_ref(), &samples, &faults, world.as_ref())?;
+    Ok(End { ok, world })
+}
 
-    let verdict = world.judge(&samples).await?;
-    let latency = Latency::measure(&world).await?;
-    conclude(&verdict, &latency, &samples)?;
-    if args.keep {
-        say(&how_to_connect(&world))?;
-        return if verdict.is_ok() { Ok(Some(world)) } else { Err(Stopped::Refused) };
+/// What went wrong beside what the verdict counts.
+#[derive(Default)]
+struct Faults(Vec<SandboxError>);
+
+impl Faults {
+    fn add(&mut self, error: SandboxError) {
+        self.0.push(error);
     }
-    let (status, _) = world.relay.terminate(STOP).await?;
-    if !status.success() {
-        say(&format!("the relay ended with {status}:\n{}", world.relay.log()))?;
-        return Err(Stopped::Refused);
+
+    fn take<T>(&mut self, result: Result<T, SandboxError>) -> Option<T> {
+        result.map_err(|error| self.add(error)).ok()
     }
-    if verdict.is_ok() { Ok(None) } else { Err(Stopped::Refused) }
 }
 
 fn options() -> Result<WorldOptions, Stopped> {
@@ -139,27 +178,47 @@ async fn follow(world: &World, events: u64, load: &mut Load) -> Result<(), Stopp
     shown
 }
 
-fn conclude(verdict: &Verdict, latency: &Latency, samples: &[Sample]) -> Result<(), Stopped> {
-    say(&format!(
-        "commit to ack    p50 {} p99 {}: from the time that PostgreSQL gave the commit to JetStream's \
-         ack at the relay, by the relay's histogram\n\
-         commit to stream p50 {} p99 {}: to the time that the stream gave the message, exact\n\
-         slot position    {} samples, {} of them past an event that was not in the stream",
-        latency.ack_p50,
-        latency.ack_p99,
-        latency.stream_p50,
-        latency.stream_p99,
-        samples.len(),
-        verdict.unsafe_positions.count,
-    ))?;
-    let word = if verdict.is_ok() { "ok" } else { "failed" };
-    let text = verdict.to_string();
+/// Says all that is known, the verdict last. Was it good?
+fn conclude(
+    verdict: Option<&Verdict>,
+    latency: Option<&Latency>,
+    samples: &[Sample],
+    faults: &Faults,
+    kept: Option<&World>,
+) -> Result<bool, Stopped> {
+    if let Some(latency) = latency {
+        say(&format!(
+            "commit to ack    p50 {} p99 {}: from the time that PostgreSQL gave the commit to \
+             JetStream's ack at the relay, by the relay's histogram\n\
+             commit to stream p50 {} p99 {}: to the time that the stream gave the message, exact",
+            latency.ack_p50, latency.ack_p99, latency.stream_p50, latency.stream_p99,
+        ))?;
+    }
+    if let Some(verdict) = verdict {
+        say(&format!(
+            "slot position    {} samples, {} of them past an event that was not in the stream",
+            samples.len(),
+            verdict.unsafe_positions.count,
+        ))?;
+    }
+    if let Some(world) = kept {
+        say(&how_to_connect(world))?;
+    }
+    for error in &faults.0 {
+        say(&format!("fault: {error}"))?;
+    }
+    let ok = faults.0.is_empty() && verdict.is_some_and(Verdict::is_ok);
+    let word = if ok { "ok" } else { "failed" };
+    let text = verdict.map_or_else(|| "events=unknown".to_owned(), Verdict::to_string);
     let (line, findings) = text.split_once('\n').unwrap_or((&text, ""));
     if !findings.is_empty() {
         say(findings)?;
     }
-    say(&format!("verdict: {word} {line} p50={} p99={}", latency.ack_p50, latency.ack_p99))?;
-    Ok(())
+    let times = latency.map_or_else(String::new, |latency| {
+        format!(" p50={} p99={}", latency.ack_p50, latency.ack_p99)
+    });
+    say(&format!("verdict: {word} {line}{times}"))?;
+    Ok(ok)
 }
 
 fn how_to_connect(world: &World) -> String {
