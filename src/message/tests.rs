@@ -1,3 +1,5 @@
+//! What a consumer sees of a row: subjects, headers, ids, and what no row may put into them.
+
 use super::*;
 use crate::event::{EventId, Reason, RunHash, UnixMicros};
 use crate::lsn::{Lsn, Position};
@@ -303,4 +305,26 @@ proptest! {
             template.render(&event("k")).ok();
         }
     }
+}
+
+/// The table of docs/messages.md: consumers in any language write the way back after it.
+#[test]
+fn the_documented_examples_are_true() {
+    let page = include_str!("../../docs/messages.md");
+    let rows = page.lines().skip_while(|line| *line != "| template | value | subject |").skip(2);
+    let mut seen = 0;
+    for row in rows.take_while(|line| line.starts_with('|')) {
+        let cells: Vec<&str> = row.split('`').skip(1).step_by(2).collect();
+        let [template, value, subject] = cells[..] else { panic!("{row}") };
+        let mut event = event(value);
+        event.run = Some(Bytes::copy_from_slice(value.as_bytes()));
+        event.tenant = event.run.clone();
+        assert_eq!(Template::parse(template).unwrap().render(&event).unwrap(), subject, "{row}");
+        let (before, after) = template.split_once('{').unwrap();
+        let (_, after) = after.split_once('}').unwrap();
+        let token = subject.strip_prefix(before).unwrap().strip_suffix(after).unwrap();
+        assert_eq!(unescape(token).as_deref(), Some(value), "{row}");
+        seen += 1;
+    }
+    assert!(seen >= 8);
 }

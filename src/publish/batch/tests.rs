@@ -1,3 +1,5 @@
+//! One batch through its answers: what each reply subject says, and what each answer settles.
+
 use super::*;
 use crate::relay::outcome::Outcome;
 use async_nats::HeaderMap;

@@ -1,3 +1,5 @@
+//! Streams that can and can't be published to, and the pipeline that follows from each.
+
 use super::*;
 use crate::config::{Filter, NatsAuth, NatsTls, StreamCreate};
 use crate::message::Template;
