@@ -1,12 +1,13 @@
 //! The binary and its configuration: every fault at once with its place, exit codes, nothing
 //! opened, the documentation in step.
 
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test may panic")]
 
 use std::net::TcpListener;
 use std::path::Path;
 
 use assert_cmd::Command;
+use outboxd::error::{Fate, Kind};
 
 const SMALL: &str = "[relay]\nname = \"orders\"\n[source]\nurl = \"postgres://me:hunter2@db/app\"\n\
                      [destination.events]\nservers = [\"nats://localhost:4222\"]\nstream = \"E\"\n";
@@ -157,17 +158,55 @@ fn a_reader_that_leaves_is_no_failure() {
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
 }
 
-#[test]
-fn the_documentation_is_in_step() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");
-    let (start, end) = ("<!-- reference: begin -->\n", "<!-- reference: end -->");
-    let page = std::fs::read_to_string(&path).unwrap();
-    let (head, rest) = page.split_once(start).unwrap();
+/// Puts the right text between the marks of a page, or with `UPDATE_DOCS=1` demands it there.
+fn in_step(page: &str, (start, end): (&str, &str), right: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (head, rest) = text.split_once(start).unwrap();
     let (written, tail) = rest.split_once(end).unwrap();
-    let right = format!("\n{}\n", outboxd::config::reference::markdown());
+    let right = format!("\n\n{right}\n");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(&path, format!("{head}{start}{right}{end}{tail}")).unwrap();
     } else {
         assert!(written == right, "run `UPDATE_DOCS=1 cargo test --test config` and commit it");
     }
+}
+
+#[test]
+fn the_documentation_of_keys_is_in_step() {
+    let marks = ("<!-- reference: begin -->", "<!-- reference: end -->");
+    in_step("docs/configuration.md", marks, &outboxd::config::reference::markdown());
+}
+
+/// What a kind means is said once, where it is declared.
+fn meaning(kind: Kind) -> String {
+    let table = include_str!("../src/error.rs");
+    let code = format!(" \"{}\" ", kind.code());
+    let lines: Vec<&str> = table.lines().map(str::trim).collect();
+    let declared = lines.iter().position(|line| line.contains(&code)).unwrap();
+    let mut words: Vec<&str> = lines[..declared]
+        .iter()
+        .rev()
+        .map_while(|line| line.strip_prefix("///").map(str::trim))
+        .collect();
+    words.reverse();
+    assert!(!words.is_empty(), "{kind:?} has no meaning");
+    words.join(" ")
+}
+
+#[test]
+fn the_documentation_of_errors_is_in_step() {
+    let mut text = String::new();
+    for kind in Kind::ALL {
+        let fate = match kind.fate() {
+            Fate::Transient => "transient",
+            Fate::Wait => "wait",
+            Fate::Setup => "setup",
+            Fate::Refuse => "refuse",
+        };
+        let (code, remedy) = (kind.code(), kind.remedy());
+        let meaning = meaning(*kind);
+        text += &format!("### {code}\n\n{meaning}\n\nFate: **{fate}**. Remedy: {remedy}.\n\n");
+    }
+    in_step("docs/errors.md", ("<!-- kinds: begin -->", "<!-- kinds: end -->"), text.trim_end());
 }

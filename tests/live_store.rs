@@ -14,7 +14,7 @@ use outboxd::sandbox::Postgres;
 use outboxd::store::dead_letters::DeadLetter;
 use outboxd::store::ledger::{Receipt, ReceiptOutcome, Recorded};
 use outboxd::store::schema::Payload;
-use outboxd::store::{Store, identity, lock, publication, schema, shape};
+use outboxd::store::{Store, identity, lock, publication, schema, shape, slot};
 use tokio_postgres::{Client, NoTls};
 
 fn source() -> SourceConfig {
@@ -406,4 +406,85 @@ async fn a_table_or_publication_that_lost_its_shape_is_refused() {
     let refused = shape::require(&client, &source).await.unwrap_err();
     assert_eq!(refused.kind, Kind::TableShape);
     assert!(refused.detail.contains("outbox.event.kind does not exist"), "{refused}");
+}
+
+/// The statement under a mark of docs/operations.md, which names relay `orders`, destination
+/// `events` and slot `outboxd_orders`.
+fn documented(mark: &str) -> String {
+    let page = include_str!("../docs/operations.md");
+    let (_, rest) = page.split_once(&format!("<!-- sql: {mark} -->\n```sql\n")).unwrap();
+    rest.split_once("```").unwrap().0.to_owned()
+}
+
+async fn numbers(client: &Client, sql: &str) -> Vec<i64> {
+    client.query(sql, &[]).await.unwrap().iter().map(|row| row.get("seq")).collect()
+}
+
+const ALL: &str = "SELECT seq FROM outbox.event ORDER BY seq";
+
+#[tokio::test]
+async fn the_documented_statements_delete_what_is_decided_and_find_what_is_not() {
+    let postgres = Postgres::start().await.unwrap();
+    let (client, store) = ready(&postgres).await;
+    let rows = "SELECT outbox.publish('run-' || n, 'k', '{}') FROM generate_series(1, 8) AS n";
+    client.execute(rows, &[]).await.unwrap();
+    let age = "UPDATE outbox.event SET created_at = now() - interval '30 days' WHERE seq <> 5";
+    client.execute(age, &[]).await.unwrap();
+    let receipts = [
+        published(&[(1, 2), (4, 5)], Some(10), 2),
+        Receipt { outcome: ReceiptOutcome::Dead, ..published(&[(7, 7)], Some(20), 2) },
+        // Another destination, another relay and the empty receipt of a floor cover nothing here.
+        Receipt { destination: "audit".into(), ..published(&[(3, 3)], Some(20), 2) },
+        published(&[], None, 2),
+    ];
+    store.append(&client, 1, &receipts).await.unwrap();
+    let other = Store::open(&client, "invoices", &source()).await.unwrap();
+    other.append(&client, 1, &[published(&[(6, 6)], Some(20), 2)]).await.unwrap();
+
+    let undecided = documented("undecided");
+    assert_eq!(numbers(&client, &undecided).await, [3, 6, 8]);
+    // Old enough and decided: not 5, which is young.
+    client.batch_execute(&documented("delete events")).await.unwrap();
+    assert_eq!(numbers(&client, ALL).await, [3, 5, 6, 8]);
+    assert_eq!(numbers(&client, &undecided).await, [3, 6, 8]);
+    // A second destination in the list decides the less.
+    let both = undecided.replace("'{events}'", "'{events,audit}'").replace("1 minute", "0 minutes");
+    assert_eq!(numbers(&client, &both).await, [3, 5, 6, 8]);
+
+    let ids = "SELECT array_agg(id::text ORDER BY run_id)::text FROM outbox.event";
+    let before = text(&client, ids).await;
+    client.batch_execute(&documented("write again")).await.unwrap();
+    assert_eq!(numbers(&client, ALL).await, [5, 9, 10, 11]);
+    assert_eq!(text(&client, ids).await, before, "the events keep their identity");
+    let order = "SELECT string_agg(run_id, ' ' ORDER BY seq) FROM outbox.event";
+    assert_eq!(text(&client, order).await, "run-5 run-3 run-6 run-8");
+}
+
+#[tokio::test]
+async fn the_documented_statement_deletes_receipts_that_nothing_asks_for() {
+    let postgres = Postgres::start().await.unwrap();
+    let (client, store) = ready(&postgres).await;
+    let rows = "SELECT outbox.publish('run', 'k', '{}') FROM generate_series(1, 4)";
+    client.execute(rows, &[]).await.unwrap();
+    publication::create(&client, "outboxd_orders", &source().table).await.unwrap();
+    let confirmed = slot::create(&client, "outboxd_orders", false).await.unwrap();
+    let ahead = Some(confirmed.0 + 1_000_000);
+    for receipt in [
+        published(&[(1, 2)], Some(10), 1),
+        published(&[(3, 3)], Some(20), 2),
+        // The WAL above the position brings its number again.
+        published(&[(5, 5)], ahead, 3),
+        published(&[(6, 6)], Some(30), 4),
+        // The newest has the floor.
+        published(&[(7, 7)], Some(40), 5),
+    ] {
+        store.append(&client, 1, &[receipt]).await.unwrap();
+    }
+    let age = "UPDATE outbox.receipt SET recorded_at = now() - interval '30 days' \
+                WHERE seqs <> '{[6,7)}'";
+    client.execute(age, &[]).await.unwrap();
+    client.execute("DELETE FROM outbox.event WHERE seq <= 2", &[]).await.unwrap();
+    client.batch_execute(&documented("delete receipts")).await.unwrap();
+    let left = "SELECT lower(seqs) AS seq FROM outbox.receipt ORDER BY seq";
+    assert_eq!(numbers(&client, left).await, [3, 5, 6, 7]);
 }
