@@ -64,27 +64,27 @@ async fn survives_changes_of_the_leader(destination: &str, load: Workload) {
 
 #[tokio::test]
 async fn leaders_step_down_and_die_under_load_in_batches() {
-    survives_changes_of_the_leader("", steady(600)).await;
+    survives_changes_of_the_leader("", steady(400)).await;
 }
 
 #[tokio::test]
 async fn leaders_step_down_and_die_with_one_event_of_a_run_in_flight() {
-    survives_changes_of_the_leader("pipeline = \"per-run\"", steady(300)).await;
+    survives_changes_of_the_leader("pipeline = \"per-run\"", steady(200)).await;
 }
 
-fn rounds() -> u64 {
-    if drill() { 10 } else { 2 }
+fn rounds(quick: u64) -> u64 {
+    if drill() { 10 } else { quick }
 }
 
 /// The relay alone: what it sent without a quorum it sends again, and the leader, which has it as
 /// an undecided proposal, skips it as a duplicate.
-async fn survives_loss_of_quorum(destination: &str) {
+async fn survives_loss_of_quorum(destination: &str, rounds: u64) {
     let mut world = World::start(cluster(destination)).await.unwrap();
     let sampling = world.sample().await.unwrap();
-    let what = steady(600);
+    let what = steady(300);
     let mut dice = Dice::new(what.seed);
     let mut load = world.load(what);
-    for _ in 0..rounds() {
+    for _ in 0..rounds {
         load.reach(load.committed() + 200 + dice.below(200)).await;
         flows(&world).await;
         let cluster = world.cluster().unwrap();
@@ -106,12 +106,12 @@ async fn survives_loss_of_quorum(destination: &str) {
 
 #[tokio::test]
 async fn quorum_is_lost_under_load_in_batches() {
-    survives_loss_of_quorum("").await;
+    survives_loss_of_quorum("", rounds(2)).await;
 }
 
 #[tokio::test]
 async fn quorum_is_lost_under_load_with_one_event_of_a_run_in_flight() {
-    survives_loss_of_quorum("pipeline = \"per-run\"").await;
+    survives_loss_of_quorum("pipeline = \"per-run\"", rounds(1)).await;
 }
 
 fn others(leader: usize) -> [usize; 2] {
@@ -173,7 +173,7 @@ async fn quorum_is_lost_within_a_batch_whose_rest_another_connection_proposed() 
     let sampling = world.sample().await.unwrap();
     let mut lies = 0.0;
     let mut dice = Dice::new(workload().seed);
-    for _ in 0..rounds() {
+    for _ in 0..rounds(2) {
         world.cluster().unwrap().lead(STREAM, 0).await.unwrap();
         // The first event after a doubt goes alone: one that is not part of the scenario.
         world.load(Workload { events: 10, ..plain() }).finish().await.unwrap();
