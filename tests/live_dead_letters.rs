@@ -131,7 +131,8 @@ async fn letters_are(world: &World, rows: &[Bad], expected: &BTreeMap<Uuid, usiz
     let client = world.postgres.connect().await.unwrap();
     let sql = "SELECT d.event_id::uuid, d.reason, d.detail, d.commit_lsn IS NOT NULL, \
                       d.payload = convert_to(e.payload::text, 'UTF8') AND d.run_id = e.run_id \
-                        AND d.headers IS NOT DISTINCT FROM e.headers::text \
+                        AND d.headers IS NOT DISTINCT FROM e.headers::text, \
+                      (d.server_code IS NOT NULL) = (d.detail LIKE '%(JetStream error %') \
                  FROM outbox.dead_letter d JOIN outbox.event e ON e.seq = d.seq";
     let letters = client.query(sql, &[]).await.unwrap();
     let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
@@ -144,6 +145,7 @@ async fn letters_are(world: &World, rows: &[Bad], expected: &BTreeMap<Uuid, usiz
         assert!(detail.contains(row.words), "{detail:?} without {:?}", row.words);
         assert!(!detail.chars().any(char::is_control), "{detail:?}");
         assert!(letter.get::<_, bool>(3) && letter.get::<_, bool>(4), "{detail}: not the row");
+        assert!(letter.get::<_, bool>(5), "{detail}: the server's code");
         *counts.entry(row.reason).or_default() += 1;
     }
     assert_eq!(letters.len(), expected.len(), "letters");

@@ -396,36 +396,4 @@ fn seconds(duration: Duration) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Config;
-    use crate::event::UnixMicros;
-
-    #[test]
-    fn full_memory_names_who_holds_it() {
-        let text = "[relay]\nname = \"orders\"\nmemory = \"4MiB\"\n\
-                    [source]\nurl = \"postgres://u@h/d\"\n\
-                    [destination.events]\nservers = [\"nats://h\"]\nstream = \"EVENTS\"\n\
-                    [destination.extra]\nservers = [\"nats://h\"]\nstream = \"EXTRA\"\n\
-                    required = false\n";
-        let status = Status::new(&Config::parse("test", text).unwrap());
-        status.phase(Phase::Streaming);
-        let full = |bytes| {
-            status.undecided(2, bytes, Some(UnixMicros(0)));
-            is_full(&status.snapshot(), status.memory_bytes)
-        };
-        assert!(!full((4 << 20) - 1) && full(4 << 20));
-        let mut destinations = Report::of(&status).destinations;
-        for (one, waiting) in destinations.iter_mut().zip([1, 7]) {
-            one.waiting = waiting;
-        }
-        let cause = held_up(true, false, &destinations).unwrap();
-        assert!(cause.contains("destination extra, which has 7 events"), "{cause}");
-        assert_eq!(held_up(false, false, &destinations), None);
-        for one in &mut destinations {
-            one.up = true;
-        }
-        assert_eq!(held_up(true, false, &destinations), None);
-        assert!(held_up(true, true, &destinations).is_some());
-    }
-}
+mod tests;

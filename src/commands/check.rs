@@ -61,7 +61,7 @@ async fn source(config: &Config) -> Vec<Finding> {
         Ok((facts, server)) => {
             let connected = format!("accepts role {}", facts.server.role);
             let mut findings = vec![Finding::ok("source.connect", "[source] url", connected)];
-            findings.extend(rules::source(&facts, config, &server));
+            findings.extend(rules::source(&facts, config, &server.system_identifier));
             findings
         }
         Err(failure) => vec![unusable("source.connect", "[source] url", &failure)],

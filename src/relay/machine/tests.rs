@@ -517,11 +517,7 @@ fn few_burials_are_under_way_at_a_time() {
     scene.feed(Input::Begin { commit_lsn: Lsn(scene.lsn) });
     for (seq, run) in &rows {
         let mut bad = Event::clone(&event(*seq, run));
-        bad.fault = Some(Fault {
-            reason: Reason::Unmappable,
-            detail: String::new(),
-            server_code: None,
-        });
+        bad.fault = Some(Fault::new(Reason::Unmappable, ""));
         scene.feed(Input::Event(bad));
     }
     scene.feed(Input::Commit { end_lsn: Lsn(scene.lsn + 50) });

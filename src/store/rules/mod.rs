@@ -17,10 +17,10 @@ use super::schema;
 use crate::config::{Config, SourceConfig};
 use crate::error::{Failure, Kind};
 use crate::finding::{Finding, Severity};
-use crate::wal::Identity;
 
-/// Every precondition of the source, in the order in which they build on each other.
-pub fn source(facts: &SourceFacts, config: &Config, cluster: &Identity) -> Vec<Finding> {
+/// Every precondition of the source, in the order in which they build on each other. `cluster` is the
+/// server's system identifier.
+pub fn source(facts: &SourceFacts, config: &Config, cluster: &str) -> Vec<Finding> {
     let source = &config.source;
     let mut findings = server(&facts.server, matches!(facts.slot, super::slot::SlotState::Missing));
     findings.push(version(facts));
@@ -87,12 +87,12 @@ fn rights(facts: &SourceFacts) -> Vec<Finding> {
     missing
 }
 
-fn relay(facts: &SourceFacts, name: &str, cluster: &Identity) -> Vec<Finding> {
+fn relay(facts: &SourceFacts, name: &str, cluster: &str) -> Vec<Finding> {
     const ID: &str = "source.relay";
     let object = format!("relay {name}");
     let mut findings = match &facts.relay {
         Ok(None) => Vec::new(),
-        Ok(Some(row)) => match row.require_cluster(name, &cluster.system_identifier) {
+        Ok(Some(row)) => match row.require_cluster(name, cluster) {
             Ok(()) => {
                 vec![Finding::ok(ID, &object, format!("is known, generation {}", row.generation))]
             }
