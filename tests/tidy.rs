@@ -115,7 +115,6 @@ const LINES_MAX: usize = 500;
 const LONG: &[(&str, &str)] = &[
     ("src/relay/destination.rs", "the procedure after an unknown outcome is read in one place"),
     ("src/relay/machine/tests.rs", "scenes, each by itself: nobody reads them in a row"),
-    ("tests/live_setup.rs", "every way in which each command refuses, beside its like"),
 ];
 
 /// Words of unfinished work, cut in two so that this file does not have them.
