@@ -286,7 +286,7 @@ impl World {
 
 const RECORDED: &str = "\
     SELECT DISTINCT e.id FROM outbox.receipt r CROSS JOIN unnest(r.seqs) AS s (seqs) \
-      JOIN outbox.event e ON e.seq <@ s.seqs \
+      JOIN outbox.event e ON e.seq >= lower(s.seqs) AND e.seq < upper(s.seqs) \
      WHERE r.destination = $1 AND r.outcome = 'published'";
 
 pub(super) async fn confirmed(client: &tokio_postgres::Client) -> Result<Lsn> {
