@@ -61,14 +61,12 @@ pub enum Reason {
     Subject,
     /// A header name or value that must not be sent.
     Header,
-    /// The server refused the message for good (the detail has its error code).
-    Refused,
 }
 
 impl Reason {
     /// Every reason.
     pub const ALL: &'static [Reason] =
-        &[Reason::Unmappable, Reason::TooLarge, Reason::Subject, Reason::Header, Reason::Refused];
+        &[Reason::Unmappable, Reason::TooLarge, Reason::Subject, Reason::Header];
 
     /// Stable lower-case name, as stored and as a metric's label.
     pub fn as_str(self) -> &'static str {
@@ -77,7 +75,6 @@ impl Reason {
             Reason::TooLarge => "too_large",
             Reason::Subject => "subject",
             Reason::Header => "header",
-            Reason::Refused => "refused",
         }
     }
 }

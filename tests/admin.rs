@@ -11,7 +11,7 @@ use outboxd::admin::{self, Phase, Source, Status};
 use outboxd::config::Config;
 use outboxd::error::{Failure, Kind};
 use outboxd::event::UnixMicros;
-use outboxd::relay::outcome::{DestinationId, Pipeline, StreamFacts};
+use outboxd::relay::outcome::{DestinationId, Pipeline, Retention, StreamFacts};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -83,6 +83,7 @@ fn facts() -> StreamFacts {
         stream: "EVENTS".to_owned(),
         created: "2026-01-01T00:00:00Z".to_owned(),
         replicas: 1,
+        retention: Retention::Limits,
         last_seq: 0,
         first_seq: 1,
         max_message_bytes: 1 << 20,

@@ -50,6 +50,22 @@ pub(super) struct ServerError {
     /// The server's words.
     #[serde(default)]
     pub(super) description: String,
+    /// Not JetStream's word but the connection's: the message came to no stream.
+    #[serde(skip)]
+    pub(super) undelivered: bool,
+}
+
+impl ServerError {
+    /// Why a message came to no stream.
+    pub(super) fn undelivered(description: String) -> ServerError {
+        ServerError { description, undelivered: true, ..ServerError::default() }
+    }
+
+    /// Nobody listens on the message's subject (status 503).
+    pub(super) fn nobody_listens(subject: &str) -> ServerError {
+        let what = "no stream stores it, or the stream has no leader";
+        ServerError::undelivered(format!("nobody listens on subject `{subject}`: {what}"))
+    }
 }
 
 impl std::fmt::Display for ServerError {
@@ -104,6 +120,7 @@ mod tests {
             code: 400,
             err_code: 10054,
             description: "message size exceeds maximum allowed".into(),
+            undelivered: false,
         };
         for (body, expected) in [
             (r#"{"type":"ack","seq":500,"msgs":250}"#, Reply::Flow { seq: 500, every: 250 }),

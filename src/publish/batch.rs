@@ -16,7 +16,10 @@ use crate::relay::outcome::{Answer, Attempt};
 /// Messages in one batch at most. Measured: 2,000 with one batch unanswered reach the rate of an
 /// endless batch, 200 cost a fifth of it.
 pub(super) const MESSAGES_MAX: u64 = 2_000;
-/// A batch takes no further message after this long.
+/// A batch takes no further message after this long. Looked at when the next message is there: an
+/// empty queue commits at once. A batch whose window is closed may stay open longer, which costs
+/// nothing: the server would acknowledge its end only after everything that is outstanding, and the
+/// flow answer that opens the window comes before that.
 const AGE_MAX: Duration = Duration::from_millis(10);
 /// Messages per flow answer that are asked for; the server allows 500 at most.
 const FLOW: u64 = 500;
@@ -97,8 +100,8 @@ struct Batch {
     id: String,
     /// Up to and with the gap mode.
     prefix: String,
-    subject: Subject,
     attempts: Vec<Attempt>,
+    subjects: Vec<Subject>,
     /// Message ids, kept only where a proof may be asked for.
     ids: Vec<String>,
     opened: Instant,
@@ -149,10 +152,11 @@ impl Batches {
                 self.made += 1;
                 let id = format!("{}-{}", self.stem, self.made);
                 let prefix = format!("{}.{id}.{FLOW}.fail", self.inbox);
-                self.open.insert(Batch::new(id, prefix, message.subject.clone(), now))
+                self.open.insert(Batch::new(id, prefix, now))
             }
         };
         batch.attempts.push(attempt);
+        batch.subjects.push(message.subject.clone());
         if replicated {
             batch.ids.push(message.id().to_owned());
         }
@@ -189,22 +193,69 @@ impl Batches {
             }
             Reply::Unreadable => return Step::Nothing,
             Reply::PubAck { seq, count, duplicate } => End::PubAck { seq, count, duplicate },
-            Reply::NoResponders => End::NoResponders,
-            Reply::Refused(error) if error.err_code == ServerError::BATCH_UNKNOWN => End::Abandoned,
-            Reply::Refused(error) if seq == 1 => End::FirstRefused(error),
-            Reply::Refused(error) => {
-                // The check came before the batch was looked up: the server still waits for this
-                // number. A message behind it shows the gap; without one, the batch is ended.
-                batch.said.refused.get_or_insert((seq, error));
-                if seq < batch.sent() {
-                    return Step::Nothing;
-                }
-                batch.closed = true;
-                let reply = batch.reply_subject(seq, END);
-                return Step::End { subject: batch.subject.clone(), reply };
+            Reply::NoResponders => {
+                let error = ServerError::nobody_listens(batch.subject_of(seq));
+                return self.refused(seq, error);
             }
+            Reply::Refused(error) if error.err_code == ServerError::BATCH_UNKNOWN => End::Abandoned,
+            Reply::Refused(error) => return self.refused(seq, error),
         };
-        self.settle(&end).map_or(Step::Nothing, Step::Settled)
+        self.settled(&end)
+    }
+
+    /// Does this answer say that a message is missing, and nothing yet why? The server's word about
+    /// it comes before, but on another way through the client.
+    pub(super) fn misses_one(&self, subject: &str, reply: &Reply) -> bool {
+        let missing = match reply {
+            Reply::Gap => true,
+            Reply::Refused(error) => error.err_code == ServerError::BATCH_UNKNOWN,
+            Reply::Flow { .. }
+            | Reply::Err { .. }
+            | Reply::PubAck { .. }
+            | Reply::NoResponders
+            | Reply::Unreadable => false,
+        };
+        let of_open = |batch: &Batch| {
+            batch.said == Said::default() && batch.seq_of(&self.inbox, subject).is_some()
+        };
+        missing && self.open.as_ref().is_some_and(of_open)
+    }
+
+    /// One message was refused by itself.
+    fn refused(&mut self, seq: u64, error: ServerError) -> Step {
+        if seq == 1 {
+            return self.settled(&End::FirstRefused(error));
+        }
+        let Some(batch) = &mut self.open else { return Step::Nothing };
+        batch.said.refused.get_or_insert((seq, error));
+        // The batch was not looked up: the server still waits for this number. A message behind it
+        // shows the gap; without one, the batch is ended.
+        if seq < batch.sent() { Step::Nothing } else { batch.end(seq) }
+    }
+
+    /// The server let a message of this subject not through. The first of them is meant, or with
+    /// permissions that changed meanwhile a later one: how many are stored tells.
+    pub(super) fn on_forbidden(&mut self, subject: &str, error: ServerError) -> Step {
+        let Some(batch) = self.open.as_mut().filter(|batch| batch.said.refused.is_none()) else {
+            return Step::Nothing;
+        };
+        let mut those = batch.subjects.iter().zip(1..).filter(|(each, _)| each.as_str() == subject);
+        let Some((_, seq)) = those.next() else { return Step::Nothing };
+        let others = those.count() as u64;
+        if seq == 1 && others == 0 {
+            return self.settled(&End::FirstRefused(error));
+        }
+        batch.said.refused = Some((seq, error));
+        if seq == 1 {
+            // No batch began, or nobody can tell where it ends.
+            return self.settled(&End::Silence);
+        }
+        // The tail alone is missing: nothing behind it shows the gap.
+        if seq + others == batch.sent() { batch.end(seq) } else { Step::Nothing }
+    }
+
+    fn settled(&mut self, end: &End) -> Step {
+        self.settle(end).map_or(Step::Nothing, Step::Settled)
     }
 
     /// Ends the open batch, if there is one.
@@ -228,22 +279,15 @@ impl Batches {
             .is_some_and(|(_, error)| error.err_code == ServerError::BATCH_DISABLED);
         Some(Settled { attempts: batch.attempts, verdict, disabled, proof })
     }
-
-    /// Forgets the open batch. The subjects to end it with, if the server may still wait for more.
-    pub(super) fn abandon(&mut self) -> Option<(Subject, String)> {
-        let batch = self.open.take().filter(|batch| !batch.closed)?;
-        let reply = batch.reply_subject(batch.sent() + 1, END);
-        Some((batch.subject, reply))
-    }
 }
 
 impl Batch {
-    fn new(id: String, prefix: String, subject: Subject, now: Instant) -> Batch {
+    fn new(id: String, prefix: String, now: Instant) -> Batch {
         Batch {
             id,
             prefix,
-            subject,
             attempts: Vec::new(),
+            subjects: Vec::new(),
             ids: Vec::new(),
             opened: now,
             progress: now,
@@ -256,6 +300,19 @@ impl Batch {
 
     fn sent(&self) -> u64 {
         u64::try_from(self.attempts.len()).unwrap_or(u64::MAX)
+    }
+
+    /// Ends it where the server waits for this number.
+    fn end(&mut self, seq: u64) -> Step {
+        self.closed = true;
+        // The first one is of a subject that the stream stores: there would be no batch otherwise.
+        let subject = self.subjects.first().cloned().unwrap_or_else(|| "".into());
+        Step::End { subject, reply: self.reply_subject(seq, END) }
+    }
+
+    fn subject_of(&self, seq: u64) -> &str {
+        let nth = usize::try_from(seq).unwrap_or(usize::MAX).saturating_sub(1);
+        self.subjects.get(nth).map_or("", Subject::as_str)
     }
 
     fn reply_subject(&self, seq: u64, op: u8) -> String {

@@ -15,13 +15,16 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, mpsc, watch};
+use tokio::time::timeout;
 
 use super::ack::ServerError;
 use super::login::{REQUEST_TIMEOUT, connect_failure, is_about_login, options, shown, shuffled};
 use crate::config::DestinationConfig;
 use crate::error::{Failure, Kind};
 
+/// The end of a session waits for this.
+const ABANDON_WITHIN: Duration = Duration::from_millis(250);
 /// Nobody can listen on port 0.
 const NOWHERE: &str = "nats://127.0.0.1:0";
 
@@ -31,14 +34,24 @@ struct Condition {
     closed: bool,
     /// The server's last complaint, e.g. an expired login.
     complaint: Option<String>,
-    /// A subject that we may not use.
+    /// A subject that we may not use, and can't do without.
     violation: Option<String>,
+}
+
+/// A publish that the server did not let through, for its subject.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Forbidden {
+    /// Which one.
+    pub(super) subject: String,
+    /// The server's words.
+    pub(super) words: String,
 }
 
 /// An open connection.
 pub(super) struct Link {
     client: Client,
     condition: watch::Receiver<Condition>,
+    forbidden: Mutex<mpsc::UnboundedReceiver<Forbidden>>,
     api: String,
     server: String,
 }
@@ -119,10 +132,20 @@ impl Link {
         let address: ServerAddr = server.parse().map_err(|error: std::io::Error| {
             Failure::new(Kind::BrokerUnreachable, format!("server `{}`: {error}", shown(server)))
         })?;
+        let api = config
+            .js_domain
+            .as_ref()
+            .map_or_else(|| "$JS.API".to_owned(), |domain| format!("$JS.{domain}.API"));
         let (conditions, condition) = watch::channel(Condition::default());
+        let (forbidden_in, forbidden) = mpsc::unbounded_channel();
+        let own_api = api.clone();
         let options = options(config, &address)?
             .event_callback(move |event| {
-                conditions.send_modify(|condition| condition.note(event));
+                match forbidden_message(&event, &own_api) {
+                    // Without effect when the connection is given up.
+                    Some(message) => forbidden_in.send(message).unwrap_or_default(),
+                    None => conditions.send_modify(|condition| condition.note(event)),
+                }
                 std::future::ready(())
             })
             .reconnect_to_server_callback(only_once(address.clone()));
@@ -133,11 +156,8 @@ impl Link {
             .connect(vec![address, nowhere])
             .await
             .map_err(|error| connect_failure(server, &error))?;
-        let api = config
-            .js_domain
-            .as_ref()
-            .map_or_else(|| "$JS.API".to_owned(), |domain| format!("$JS.{domain}.API"));
-        Ok(Link { client, condition, api, server: shown(server) })
+        let forbidden = Mutex::new(forbidden);
+        Ok(Link { client, condition, forbidden, api, server: shown(server) })
     }
 
     /// What the server said about itself at connect.
@@ -175,7 +195,7 @@ impl Link {
         let body = body.map_or_else(Bytes::new, |body| body.to_string().into());
         let subject = format!("{}.{verb}", self.api);
         let mut condition = self.condition.clone();
-        let request = tokio::time::timeout(REQUEST_TIMEOUT, self.client.request(subject, body));
+        let request = timeout(REQUEST_TIMEOUT, self.client.request(subject, body));
         let answer = tokio::select! {
             biased;
             answer = request => answer,
@@ -239,10 +259,21 @@ impl Link {
         self.broken_or_closed()
     }
 
+    /// Waits for the next message, not of the JetStream API, that the server did not let through.
+    pub(super) async fn forbidden(&self) -> Forbidden {
+        match self.forbidden.lock().await.recv().await {
+            Some(forbidden) => forbidden,
+            // The client's tasks are gone, which `ended` tells.
+            None => std::future::pending().await,
+        }
+    }
+
     /// Closes the connection with whatever is still unsent.
-    pub(super) async fn abandon(self) {
+    pub(super) async fn abandon(&self) {
+        // A client that is stuck in a full socket takes no such wish; it is dropped all the same.
+        let closed = timeout(ABANDON_WITHIN, self.client.force_reconnect()).await;
         // Without effect when the client's task has ended.
-        self.client.force_reconnect().await.unwrap_or_default();
+        closed.unwrap_or(Ok(())).unwrap_or_default();
     }
 
     /// Why the connection is of no more use, if that is so.
@@ -300,6 +331,19 @@ impl Condition {
     }
 }
 
+/// The message that a server did not let through, when it is one that can be done without. The
+/// words are `Permissions Violation for Publish to "SUBJECT"`.
+fn forbidden_message(event: &Event, api: &str) -> Option<Forbidden> {
+    let Event::ServerError(ServerWord::Other(words)) = event else { return None };
+    let (verdict, rest) = words.split_once(" to \"")?;
+    if !verdict.eq_ignore_ascii_case("permissions violation for publish") {
+        return None;
+    }
+    let subject = rest.strip_suffix('"')?;
+    let of_api = subject.strip_prefix(api).is_some_and(|verb| verb.starts_with('.'));
+    (!of_api).then(|| Forbidden { subject: subject.to_owned(), words: words.clone() })
+}
+
 /// Chooses the address the first time, and nowhere afterwards.
 fn only_once(
     address: ServerAddr,
@@ -327,11 +371,24 @@ mod tests {
         condition.note(Event::Connected);
         condition.note(Event::ServerError(ServerWord::Other("Maximum Subscriptions".into())));
         assert!(!condition.is_broken());
-        let words = "Permissions Violation for Publish to \"events.a\"";
+        let words = "Permissions Violation for Subscription to \"_INBOX.a\"";
         condition.note(Event::ServerError(ServerWord::Other(words.into())));
         assert!(condition.is_broken() && condition.violation.as_deref() == Some(words));
         let mut condition = Condition::default();
         condition.note(Event::Disconnected);
         assert!(condition.is_broken());
+    }
+
+    #[test]
+    fn only_a_message_can_be_done_without() {
+        let subject = |words: &str| {
+            let event = Event::ServerError(ServerWord::Other(words.to_owned()));
+            forbidden_message(&event, "$JS.API").map(|forbidden| forbidden.subject)
+        };
+        let publish = |to: &str| subject(&format!("Permissions Violation for Publish to \"{to}\""));
+        assert_eq!(publish("events.a").as_deref(), Some("events.a"));
+        assert_eq!(publish("$JS.API.STREAM.INFO.EVENTS"), None);
+        assert_eq!(subject("Permissions Violation for Publish with Reply of \"_INBOX.a\""), None);
+        assert_eq!(subject("Permissions Violation for Subscription to \"_INBOX.a\""), None);
     }
 }

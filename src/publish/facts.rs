@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::connect::ServerFacts;
 use crate::config::{DestinationConfig, PipelineChoice};
 use crate::error::{Failure, Kind};
-use crate::relay::outcome::{Pipeline, StreamFacts};
+use crate::relay::outcome::{Pipeline, Retention, StreamFacts};
 
 /// First server with fast-ingest batches.
 pub(super) const BATCH_SINCE: (u32, u32) = (2, 14);
@@ -65,12 +65,21 @@ pub(super) fn facts(
     config: &DestinationConfig,
 ) -> Result<StreamFacts, Failure> {
     check(&info.config, config)?;
-    let (pipeline, why) = choose(&info.config, server, config)?;
+    let retention = Retention::of(&info.config.retention);
+    let (pipeline, mut why) = choose(&info.config, server, config)?;
+    if retention != Retention::Limits {
+        why.push_str(&format!(
+            "; retention {} lets messages go when they are consumed, so that a restart can't find \
+             them, and after the duplicate window may store copies",
+            info.config.retention
+        ));
+    }
     let nanos = u64::try_from(info.config.duplicate_window).unwrap_or(0);
     Ok(StreamFacts {
         stream: config.stream.clone(),
         created: info.created.clone(),
         replicas: info.config.num_replicas.max(1),
+        retention,
         last_seq: info.state.last_seq,
         first_seq: info.state.first_seq,
         max_message_bytes: max_message_bytes(&info.config, server),
@@ -131,6 +140,9 @@ fn choose(
         Some(format!("batches need nats-server {major}.{minor} or newer, this is {version}"))
     } else if !stream.allow_batched {
         Some(format!("stream `{}` does not have allow_batched set", config.stream))
+    } else if stream.num_replicas > 1 && Retention::of(&stream.retention) != Retention::Limits {
+        let what = "a batch on several replicas is proven by its last message, which consumers of";
+        Some(format!("{what} retention {} may have taken by then", stream.retention))
     } else {
         None
     };

@@ -14,6 +14,7 @@ mod resume;
 mod session;
 pub mod streams;
 mod task;
+mod telling;
 
 pub use login::provide_tls;
 
@@ -26,7 +27,7 @@ use task::Task;
 use crate::config::DestinationConfig;
 use crate::error::Failure;
 use crate::message::{Envelope, Message};
-use crate::relay::outcome::{Answer, Attempt, DestinationId, Floor, Resumed, StreamFacts};
+use crate::relay::outcome::{Answer, Attempt, DestinationId, ReadFrom, Resumed, StreamFacts};
 
 /// One try to publish one event.
 #[derive(Debug)]
@@ -43,13 +44,7 @@ pub enum Order {
     /// Send these behind whatever was shipped before, in this order; attempts ascend.
     Ship(Vec<Shipment>),
     /// Read what of ours the stream holds above the floor.
-    Resume {
-        /// Where to start.
-        floor: Floor,
-    },
-    /// Forget everything queued and in flight; none of it is answered any more. What stands is
-    /// announced anew: `Up` with fresh facts, or `Down`.
-    Reset,
+    Resume(ReadFrom),
 }
 
 /// What a publisher tells the core.
@@ -61,8 +56,9 @@ pub enum Report {
     /// Not connected, or connected and unable to publish; reported once per change.
     Down(Failure),
     /// What became of attempts, in their order, except where single publishes are answered out of
-    /// order. After an unknown outcome, and in `batch` after a refusal, everything shipped is
-    /// `NotSent` until a Resume succeeds: the core may have shipped more before it hears of it.
+    /// order. After an unknown outcome, and in `batch` after a refusal, what is shipped and not yet
+    /// sent is `NotSent` until a Resume succeeds: the core may have shipped more before it hears of
+    /// it.
     Answers(Vec<Answer>),
     /// Answer to [`Order::Resume`], exactly one each.
     Resumed(Result<Resumed, Failure>),

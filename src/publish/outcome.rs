@@ -4,7 +4,8 @@
 //! `Stored`, `Refused` and `NotSent` are statements of fact; whatever is not certain is `Unknown`,
 //! and the stream itself is asked. Two sources of certainty are used: with gap mode `fail` the
 //! server stores a prefix without gaps and nothing behind the first failure; and on one replica
-//! the server that answers is the one that stores. With more replicas an acknowledgement can count
+//! the server that answers is the one that stores. A message that the connection itself turned
+//! away (status 503, no permission) came to no stream at all. With more replicas an acknowledgement can count
 //! messages that were only proposed (they are skipped as duplicates of proposals that may yet be
 //! lost), so that it stands only after the leader showed the message at the place it named.
 
@@ -28,8 +29,6 @@ pub(super) enum End {
     FirstRefused(ServerError),
     /// The server does not know the batch (10208): it gave up waiting, or lost it.
     Abandoned,
-    /// Nobody listens.
-    NoResponders,
     /// No answer in time.
     Silence,
     /// The connection went away.
@@ -87,7 +86,6 @@ pub(super) fn judge(sent: u64, replicated: bool, said: &Said, end: &End) -> Verd
             Verdict { rows, proof: None }
         }
         End::Abandoned => Verdict::all(sent, Doubt::Gap),
-        End::NoResponders => Verdict::all(sent, Doubt::NoResponders),
         End::Silence if said.refused.is_some() => Verdict::all(sent, Doubt::ServerError),
         End::Silence if said.gap => Verdict::all(sent, Doubt::Gap),
         End::Silence => Verdict::all(sent, Doubt::Silence),
@@ -178,10 +176,10 @@ impl ServerError {
     }
 
     /// As the answer to a batch's first message, is it given before there is a batch, so that
-    /// nothing behind it is stored either? Not so for a failure of the store (10077) and for a
+    /// nothing behind it is stored either (it begins with its first message or never)? Not so for a failure of the store (10077) and for a
     /// server's lack of resources (10023), which are looked at again when the message is stored.
     fn ends_batch_at_once(&self) -> bool {
-        matches!(
+        let codes = matches!(
             self.err_code,
             10002 // account limits
                 | 10028 // memory of the account
@@ -195,7 +193,8 @@ impl ServerError {
                 | 10206 // pattern of the reply subject
                 | 10207 // batch id
                 | 10211 // too many batches
-        )
+        );
+        codes || self.undelivered
     }
 
     fn is_store_failure(&self, words: &str) -> bool {

@@ -1,12 +1,13 @@
 //! Plain publishes, each answered by itself. Order within a run is the caller's: it ships the next
 //! event of a run when the one before is stored. Pure.
 
+use async_nats::Subject;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::ack::Reply;
+use super::ack::{Reply, ServerError};
 use super::outcome::{End, Said, judge};
-use crate::relay::outcome::{Answer, Attempt, Outcome};
+use crate::relay::outcome::{Answer, Attempt, Doubt, Outcome};
 
 /// What was sent and not answered.
 #[derive(Debug)]
@@ -22,6 +23,7 @@ pub(super) struct InFlight {
 #[derive(Debug)]
 struct Sent {
     attempt: Attempt,
+    subject: Subject,
     at: Instant,
     answered: bool,
 }
@@ -42,28 +44,52 @@ impl InFlight {
     }
 
     /// Counts the message in and gives its reply subject.
-    pub(super) fn stamp(&mut self, attempt: Attempt, now: Instant) -> String {
-        self.sent.push_back(Sent { attempt, at: now, answered: false });
+    pub(super) fn stamp(&mut self, attempt: Attempt, subject: Subject, now: Instant) -> String {
+        self.sent.push_back(Sent { attempt, subject, at: now, answered: false });
         self.unanswered += 1;
         format!("{}.one.{}", self.inbox, attempt.0)
     }
 
     /// What an answer means. `subject` is the reply subject it came on.
     pub(super) fn on_reply(&mut self, subject: &str, reply: Reply) -> Option<Answer> {
-        let end = match reply {
-            Reply::PubAck { seq, duplicate, .. } => End::PubAck { seq, count: 1, duplicate },
-            Reply::Refused(error) => End::FirstRefused(error),
-            Reply::NoResponders => End::NoResponders,
-            Reply::Flow { .. } | Reply::Gap | Reply::Err { .. } | Reply::Unreadable => return None,
-        };
         let rest = subject.strip_prefix(self.inbox.as_str())?.strip_prefix(".one.")?;
         let attempt = Attempt(rest.parse().ok()?);
         let index = self.sent.binary_search_by_key(&attempt, |sent| sent.attempt).ok()?;
         let sent = self.sent.get_mut(index).filter(|sent| !sent.answered)?;
+        let end = match reply {
+            Reply::PubAck { seq, duplicate, .. } => End::PubAck { seq, count: 1, duplicate },
+            Reply::Refused(error) => End::FirstRefused(error),
+            Reply::NoResponders => End::FirstRefused(ServerError::nobody_listens(&sent.subject)),
+            Reply::Flow { .. } | Reply::Gap | Reply::Err { .. } | Reply::Unreadable => return None,
+        };
         sent.answered = true;
         self.unanswered -= 1;
         self.trim();
         Some(self.answer(attempt, &end))
+    }
+
+    /// The server let a message of this subject not through. When only one of them is unanswered
+    /// it is that one. With several, permissions may have changed between them, and some of them
+    /// may be stored.
+    pub(super) fn on_forbidden(&mut self, subject: &str, error: &ServerError) -> Vec<Answer> {
+        let those =
+            self.sent.iter_mut().filter(|sent| !sent.answered && sent.subject.as_str() == subject);
+        let mut attempts = Vec::new();
+        for sent in those {
+            sent.answered = true;
+            attempts.push(sent.attempt);
+        }
+        self.unanswered -= attempts.len();
+        self.trim();
+        if let [attempt] = attempts[..] {
+            return vec![self.answer(attempt, &End::FirstRefused(error.clone()))];
+        }
+        let unknown = |attempt| Answer {
+            first: attempt,
+            last: attempt,
+            outcome: Outcome::Unknown(Doubt::ServerError),
+        };
+        attempts.into_iter().map(unknown).collect()
     }
 
     /// Those whose time is over.
@@ -86,12 +112,6 @@ impl InFlight {
         self.unanswered = 0;
         let open = sent.into_iter().filter(|sent| !sent.answered);
         open.map(|sent| self.answer(sent.attempt, &End::Disconnected)).collect()
-    }
-
-    /// Forgets all of them.
-    pub(super) fn abandon(&mut self) {
-        self.sent.clear();
-        self.unanswered = 0;
     }
 
     fn trim(&mut self) {
@@ -120,8 +140,8 @@ mod tests {
     fn answers_come_in_any_order_and_count_once() {
         let now = Instant::now();
         let mut flight = InFlight::new("_INBOX.me".into(), false, 2);
-        let first = flight.stamp(Attempt(5), now);
-        let second = flight.stamp(Attempt(9), now);
+        let first = flight.stamp(Attempt(5), "events.a".into(), now);
+        let second = flight.stamp(Attempt(9), "events.a".into(), now);
         assert!(!flight.takes_next());
         let answer = flight.on_reply(&second, reply(r#"{"stream":"S","seq":4}"#)).unwrap();
         let stored = Outcome::Stored { stream_seq: 4, duplicate: false };
@@ -141,10 +161,32 @@ mod tests {
     fn disconnection_leaves_the_unanswered_unknown() {
         let now = Instant::now();
         let mut flight = InFlight::new("_INBOX.me".into(), true, 10);
-        let subjects: Vec<_> = (1..4).map(|n| flight.stamp(Attempt(n), now)).collect();
-        flight.on_reply(&subjects[1], Reply::NoResponders).unwrap();
+        let subjects: Vec<_> =
+            (1..4).map(|n| flight.stamp(Attempt(n), "events.a".into(), now)).collect();
+        let answer = flight.on_reply(&subjects[1], Reply::NoResponders).unwrap();
+        let Outcome::Refused(refusal) = answer.outcome else { panic!("{answer:?}") };
+        assert!(refusal.permanent.is_none() && refusal.detail.contains("`events.a`"));
         let left: Vec<_> = flight.disconnect().iter().map(|answer| answer.first.0).collect();
         assert_eq!(left, [1, 3]);
         assert!(flight.disconnect().is_empty());
+    }
+    #[test]
+    fn a_forbidden_subject_refuses_its_only_message_and_leaves_several_unknown() {
+        let now = Instant::now();
+        let mut flight = InFlight::new("_INBOX.me".into(), true, 10);
+        for (n, subject) in [(1, "events.a"), (2, "events.b"), (3, "events.a")] {
+            flight.stamp(Attempt(n), subject.into(), now);
+        }
+        let words = ServerError::undelivered("not allowed".to_owned());
+        let answers = flight.on_forbidden("events.b", &words);
+        assert!(matches!(
+            answers[..],
+            [Answer { first: Attempt(2), outcome: Outcome::Refused(_), .. }]
+        ));
+        let outcomes = flight.on_forbidden("events.a", &words).into_iter().map(|it| it.outcome);
+        let unknown = Outcome::Unknown(Doubt::ServerError);
+        assert_eq!(outcomes.collect::<Vec<_>>(), [unknown.clone(), unknown]);
+        assert!(flight.on_forbidden("events.a", &words).is_empty());
+        assert_eq!(flight.deadline(Duration::ZERO), None);
     }
 }

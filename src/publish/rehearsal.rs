@@ -7,10 +7,12 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::connect::Link;
+use super::facts::StreamInfo;
 use super::login::REQUEST_TIMEOUT;
 use super::resume::{consumer_name, create_consumer, last_of};
 use crate::config::DestinationConfig;
 use crate::error::{Failure, Kind};
+use crate::relay::outcome::Retention;
 
 /// One step of reading the stream back.
 #[derive(Debug)]
@@ -25,7 +27,7 @@ pub struct Step {
 pub async fn rehearse(config: &DestinationConfig) -> Vec<Step> {
     super::provide_tls();
     let reader = create(config).await;
-    let name = reader.as_ref().ok().cloned();
+    let name = reader.as_ref().ok().cloned().flatten();
     vec![
         Step { what: "look for its last message", result: last(config).await },
         Step { what: "create a reader", result: reader.map(drop) },
@@ -40,10 +42,20 @@ async fn last(config: &DestinationConfig) -> Result<(), Failure> {
     found.map(drop).map_err(|error| error.into_failure("looking for the last message"))
 }
 
-async fn create(config: &DestinationConfig) -> Result<String, Failure> {
+/// `None` when Resume would not make a reader.
+async fn create(config: &DestinationConfig) -> Result<Option<String>, Failure> {
     let link = Link::connect(config).await?;
-    let made = create_consumer(&link, config, 1).await;
-    made.map_err(|error| error.into_failure("creating a reader"))
+    let info: StreamInfo = link
+        .ask(&format!("STREAM.INFO.{}", config.stream), None)
+        .await
+        .map_err(|error| error.into_failure("reading the stream's configuration"))?;
+    let retention = Retention::of(&info.config.retention);
+    if retention == Retention::WorkQueue {
+        // The server lets only its workers read such a stream, so Resume does not try.
+        return Ok(None);
+    }
+    let made = create_consumer(&link, config, 1, retention).await;
+    made.map(Some).map_err(|error| error.into_failure("creating a reader"))
 }
 
 /// Without a reader nobody can answer, and the server says so: the request was allowed.

@@ -4,6 +4,14 @@
 //! goes on until it got there: a consumer's "nothing pending" can be a lagging peer's view. The
 //! reader is an ephemeral consumer, headers only, without acknowledgements; its numbers must come
 //! without a gap, otherwise it starts again behind the last message it saw.
+//!
+//! A stream that ends below what was known of it is refused. The result says how far was read, and
+//! not how far the stream reaches: two questions can be answered by two servers that both think
+//! that they lead.
+//!
+//! On a stream of retention `interest` the reader is one more consumer, which takes nothing from
+//! the others; what they have all consumed is not found. On a work queue the server allows no
+//! reader beside them: nothing is read, and only the dedupe window prevents copies.
 
 use async_nats::{Message, StatusCode};
 use futures_util::StreamExt as _;
@@ -17,12 +25,17 @@ use super::facts::StreamInfo;
 use crate::config::DestinationConfig;
 use crate::error::{Failure, Kind};
 use crate::message::{Envelope, parse_identity};
-use crate::relay::outcome::{Floor, Found, Resumed};
+use crate::relay::outcome::{Found, ReadFrom, Resumed, Retention};
 
 /// How often an answer that can't be right is asked for again, and how long between: a deposed
 /// leader notices within some seconds.
 const TRIES: u32 = 10;
 const TRY_AGAIN: Duration = Duration::from_millis(500);
+/// How often the last message of ours is asked for again when the stream goes on behind it, and
+/// how long between. What follows is mostly somebody else's; but a deposed leader does not have our
+/// newest messages, and hears from the next one within a second.
+const ASK_AGAIN: u32 = 3;
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// Messages per request to the consumer.
 const PULL: u64 = 1_000;
 /// A request to the consumer ends after this long without a message.
@@ -41,13 +54,14 @@ pub(super) async fn resume(
     link: &Link,
     config: &DestinationConfig,
     envelope: &Envelope,
-    floor: &Floor,
+    from: &ReadFrom,
 ) -> Result<Resumed, Failure> {
     let filter = config.subject.filter_subject();
     let mut reader = Reader {
         link,
         config,
         envelope,
+        from,
         filter,
         created: String::new(),
         found: Vec::new(),
@@ -56,9 +70,10 @@ pub(super) async fn resume(
     let mut tries = 0;
     loop {
         tries += 1;
-        match reader.read_all(floor).await {
-            Ok((created, last_seq)) => {
-                return Ok(Resumed { created, last_seq, found: reader.found });
+        match reader.read_all().await {
+            Ok(()) => {
+                let Reader { created, found, read_to: last_seq, .. } = reader;
+                return Ok(Resumed { created, last_seq, found });
             }
             Err(Trouble::Final(failure)) => return Err(failure),
             Err(Trouble::Again(failure)) if tries >= TRIES => return Err(failure),
@@ -100,6 +115,7 @@ pub(super) async fn create_consumer(
     link: &Link,
     config: &DestinationConfig,
     start: u64,
+    retention: Retention,
 ) -> Result<String, AskError> {
     let name = consumer_name();
     let stream = &config.stream;
@@ -116,7 +132,8 @@ pub(super) async fn create_consumer(
             "filter_subject": config.subject.filter_subject(),
             "headers_only": true,
             "mem_storage": true,
-            "num_replicas": 1,
+            // One is enough, but with interest it must be the stream's number, which is 0.
+            "num_replicas": u8::from(retention == Retention::Limits),
             "inactive_threshold": nanos(CONSUMER_LIFE),
         },
     });
@@ -176,6 +193,7 @@ struct Reader<'a> {
     link: &'a Link,
     config: &'a DestinationConfig,
     envelope: &'a Envelope,
+    from: &'a ReadFrom,
     filter: String,
     created: String,
     found: Vec<Found>,
@@ -184,10 +202,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The stream's creation time and the sequence up to which everything of ours is known.
-    async fn read_all(&mut self, floor: &Floor) -> Result<(String, u64), Trouble> {
-        // First how far the stream reaches, then the last message of ours: what was stored before
-        // the first question is in the answer to the second.
+    async fn read_all(&mut self) -> Result<(), Trouble> {
         let info: StreamInfo =
             self.link.ask(&format!("STREAM.INFO.{}", self.config.stream), None).await?;
         if self.created != info.created {
@@ -196,7 +211,8 @@ impl Reader<'_> {
             self.found.clear();
             self.read_to = 0;
         }
-        let known = if floor.created == info.created { floor.seq } else { 0 };
+        let same = self.from.floor.created == info.created;
+        let (floor, known) = if same { (self.from.floor.seq, self.from.known) } else { (0, 0) };
         if info.state.last_seq < known {
             let detail = format!(
                 "stream `{}` ends at {}, and {known} was acknowledged before",
@@ -204,23 +220,42 @@ impl Reader<'_> {
             );
             return Err(Trouble::Again(Failure::new(Kind::StreamShorter, detail)));
         }
-        self.read_to = self.read_to.max(known);
-        let Some(end) = self.last_of_ours().await? else {
-            return Ok((info.created, info.state.last_seq));
-        };
-        if end > self.read_to {
-            self.read_until(end).await?;
+        self.read_to = self.read_to.max(floor);
+        let retention = Retention::of(&info.config.retention);
+        if retention == Retention::WorkQueue {
+            return Ok(());
         }
-        Ok((info.created, info.state.last_seq.max(end)))
+        match self.end_of_ours(&info).await? {
+            Some(end) if end > self.read_to => self.read_until(end, retention).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Sequence of the last message of ours. On several servers it is asked for until it is where
+    /// the stream ends or time has shown that somebody else's follow.
+    async fn end_of_ours(&self, info: &StreamInfo) -> Result<Option<u64>, Trouble> {
+        let reached = info.state.last_seq;
+        let mut end = self.last_of_ours().await?;
+        if info.config.num_replicas > 1 && self.read_to < reached {
+            for _ in 0..ASK_AGAIN {
+                if end >= Some(reached) {
+                    break;
+                }
+                tokio::time::sleep(ASK_AGAIN_AFTER).await;
+                end = end.max(self.last_of_ours().await?);
+            }
+        }
+        Ok(end)
     }
 
     async fn last_of_ours(&self) -> Result<Option<u64>, Trouble> {
         Ok(last_of(self.link, &self.config.stream, &self.filter).await?)
     }
 
-    async fn read_until(&mut self, end: u64) -> Result<(), Trouble> {
+    async fn read_until(&mut self, end: u64, retention: Retention) -> Result<(), Trouble> {
         let stream = &self.config.stream;
-        let name = create_consumer(self.link, self.config, self.read_to + 1).await?;
+        let start = self.read_to + 1;
+        let name = create_consumer(self.link, self.config, start, retention).await?;
         let (inbox, mut answers) = self.link.open_inbox().await?;
         let next = format!("CONSUMER.MSG.NEXT.{stream}.{name}");
         let pull = json!({ "batch": PULL, "expires": nanos(PULL_EXPIRES) });
@@ -267,7 +302,9 @@ impl Reader<'_> {
         self.read_to = stream_seq;
         let headers = message.headers.as_ref();
         let found = headers.and_then(|headers| parse_identity(headers, self.envelope, stream_seq));
-        self.found.extend(found);
+        // A stream that was never read, or replaced, can hold millions that are long recorded.
+        let confirmable = self.from.confirmable;
+        self.found.extend(found.filter(|it| it.commit_lsn.is_none_or(|lsn| lsn >= confirmable)));
     }
 
     /// A request ended before the message we wait for: that message may have been removed since.

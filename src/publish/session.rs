@@ -12,18 +12,18 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep_until, timeout};
 
-use super::ack;
+use super::ack::{self, ServerError};
 use super::batch::{Batches, Settled, Step};
-use super::connect::Link;
+use super::connect::{Forbidden, Link};
 use super::facts::same_apart_from_state;
 use super::outcome::End;
 use super::per_run::InFlight;
 use super::resume::{message_id_at, resume};
 use super::task::{Task, read_facts};
+use super::telling::Telling;
 use super::{Order, Report, Shipment};
 use crate::error::{Failure, Kind};
-use crate::event::Reason;
-use crate::relay::outcome::{Answer, Attempt, Floor, Outcome, Pipeline, Refusal, StreamFacts};
+use crate::relay::outcome::{Answer, Attempt, Outcome, Pipeline, ReadFrom, StreamFacts};
 
 /// Silences in a row, without a word from the server in between, after which the connection is
 /// given up.
@@ -32,10 +32,12 @@ const SILENCES_MAX: u32 = 2;
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 /// Messages sent before answers are looked at again.
 const SEND_RUN: usize = 512;
+/// A word of the server about a missing message is waited for so long, once for a batch.
+const WORD_WITHIN: Duration = Duration::from_millis(20);
 
 /// How a session ends. Everything shipped is answered then.
 pub(super) enum Ended {
-    /// The task is to end; nobody waits for answers.
+    /// The handle is gone; nobody waits for answers.
     Stopped,
     /// The connection is of no use any more.
     Failed(Failure),
@@ -60,11 +62,11 @@ pub(super) struct Session<'a> {
     /// Nothing is sent. At the start, until the first Resume: the queue of orders may hold what
     /// was meant for an earlier connection.
     halted: bool,
-    resume: Option<Floor>,
-    reset: bool,
+    resume: Option<ReadFrom>,
     silences: u32,
     stored: bool,
     look_at: Instant,
+    telling: Telling,
 }
 
 impl<'a> Session<'a> {
@@ -94,10 +96,10 @@ impl<'a> Session<'a> {
             answers: Vec::new(),
             halted: true,
             resume: None,
-            reset: false,
             silences: 0,
             stored: false,
             look_at: Instant::now() + LOOK_EVERY,
+            telling: Telling::default(),
         }
     }
 
@@ -118,43 +120,37 @@ impl<'a> Session<'a> {
 
     async fn work(&mut self) -> Result<Ended, Failure> {
         loop {
-            // What follows a Reset is for the next session, which announces itself first.
-            while !self.reset
-                && let Ok(order) = self.task.orders.try_recv()
-            {
-                self.accept(order).await?;
+            while let Ok(order) = self.task.orders.try_recv() {
+                self.accept(order);
             }
-            if self.reset {
-                let facts = read_facts(self.link, &self.task.config).await?;
-                return Ok(Ended::Changed(facts));
+            if let Some(from) = self.resume.take() {
+                self.read_back(from).await?;
             }
-            if let Some(floor) = self.resume.take()
-                && self.read_back(floor).await?.is_none()
-            {
-                return Ok(Ended::Stopped);
-            }
-            self.send_queued().await?;
-            if Instant::now() >= self.look_at
+            // Before the next batch: under load there is no other moment without one.
+            if self.may_look()
+                && Instant::now() >= self.look_at
                 && let Some(changed) = self.look().await?
             {
                 return Ok(Ended::Changed(changed));
             }
+            self.send_queued().await?;
             self.flush_answers();
-            let deadline = self.deadline();
-            let wake = deadline.into_iter().chain([self.look_at]).min().unwrap_or(self.look_at);
+            let look_at = self.may_look().then_some(self.look_at);
+            let wake = self.deadline().into_iter().chain(look_at).min();
+            let wake = wake.unwrap_or_else(|| Instant::now() + LOOK_EVERY);
             let more = !self.halted && !self.queue.is_empty() && self.takes_next();
             // Results before new work, and an answer that is there before its deadline.
             tokio::select! {
                 biased;
-                () = self.task.stop.cancelled() => return Ok(Ended::Stopped),
                 answer = self.replies.next() => {
                     let Some(answer) = answer else { return Err(self.link.broken_or_closed()) };
                     self.hear(answer).await?;
                     self.hear_ready().await?;
                 }
                 failure = self.link.ended() => return Err(failure),
+                forbidden = self.link.forbidden() => self.forbidden(&forbidden).await?,
                 order = self.task.orders.recv() => match order {
-                    Some(order) => self.accept(order).await?,
+                    Some(order) => self.accept(order),
                     None => return Ok(Ended::Stopped),
                 },
                 () = std::future::ready(()), if more => {}
@@ -163,70 +159,44 @@ impl<'a> Session<'a> {
         }
     }
 
-    async fn accept(&mut self, order: Order) -> Result<(), Failure> {
+    fn accept(&mut self, order: Order) {
         match order {
             Order::Ship(shipments) if self.halted => {
                 let attempts = shipments.into_iter().map(|shipment| shipment.attempt);
                 self.not_sent(attempts);
             }
             Order::Ship(shipments) => self.queue.extend(shipments),
-            Order::Resume { floor } => self.resume = Some(floor),
-            Order::Reset => {
-                self.queue.clear();
-                self.answers.clear();
-                self.resume = None;
-                self.halted = true;
-                self.reset = true;
-                match &mut self.pipe {
-                    Pipe::PerRun(flight) => flight.abandon(),
-                    Pipe::Batch(batches) => {
-                        if let Some((subject, reply)) = batches.abandon() {
-                            self.link.signal(subject, reply).await?;
-                        }
-                    }
-                }
-            }
+            Order::Resume(from) => self.resume = Some(from),
         }
-        Ok(())
     }
 
-    /// `None` when the task is to end.
-    async fn read_back(&mut self, floor: Floor) -> Result<Option<()>, Failure> {
-        let Task { config, envelope, stop, .. } = &*self.task;
-        let result = tokio::select! {
-            biased;
-            () = stop.cancelled() => return Ok(None),
-            result = resume(self.link, config, envelope, &floor) => result,
-        };
-        let ended = match &result {
-            Ok(_) => {
-                self.halted = false;
-                None
-            }
-            Err(_) => self.link.broken(),
-        };
+    async fn read_back(&mut self, from: ReadFrom) -> Result<(), Failure> {
+        let Task { config, envelope, .. } = &*self.task;
+        let result = resume(self.link, config, envelope, &from).await;
+        let mut ended = None;
+        match &result {
+            Ok(resumed) if resumed.created == self.facts.created => self.halted = false,
+            // Replaced since it was announced: the facts are those of another stream.
+            Ok(_) => self.look_at = Instant::now(),
+            Err(_) => ended = self.link.broken(),
+        }
         self.flush_answers();
         self.task.report(Report::Resumed(result));
-        ended.map_or(Ok(Some(())), Err)
+        ended.map_or(Ok(()), Err)
     }
 
     async fn send_queued(&mut self) -> Result<(), Failure> {
-        let limit = self.facts.max_message_bytes;
         for _ in 0..SEND_RUN {
             if self.halted || !self.takes_next() {
                 return Ok(());
             }
-            let Some(shipment) = self.queue.pop_front() else { return Ok(()) };
-            if shipment.message.size > limit {
-                self.too_large(shipment);
-                continue;
-            }
-            let last = self.queue.front().is_none_or(|next| next.message.size > limit);
-            let Shipment { attempt, message } = shipment;
-            let now = Instant::now();
+            let Some(Shipment { attempt, message }) = self.queue.pop_front() else {
+                return Ok(());
+            };
+            let (now, last) = (Instant::now(), self.queue.is_empty());
             let reply = match &mut self.pipe {
                 Pipe::Batch(batches) => batches.stamp(attempt, &message, last, now),
-                Pipe::PerRun(flight) => flight.stamp(attempt, now),
+                Pipe::PerRun(flight) => flight.stamp(attempt, message.subject.clone(), now),
             };
             let message = OutboundMessage {
                 subject: message.subject,
@@ -245,24 +215,8 @@ impl<'a> Session<'a> {
 
     fn takes_next(&self) -> bool {
         match &self.pipe {
-            // A message over the limit ends the queue's batch, and is looked at when that is over.
             Pipe::Batch(batches) => batches.takes_next(),
             Pipe::PerRun(flight) => flight.takes_next(),
-        }
-    }
-
-    /// The core checks this too; the limit may have changed since.
-    fn too_large(&mut self, shipment: Shipment) {
-        let detail = format!(
-            "the message has {} bytes, headers counted; server and stream take {}",
-            shipment.message.size, self.facts.max_message_bytes
-        );
-        let outcome =
-            Outcome::Refused(Refusal { permanent: Some(Reason::TooLarge), code: 0, detail });
-        let attempt = shipment.attempt;
-        self.answers.push(Answer { first: attempt, last: attempt, outcome });
-        if matches!(self.pipe, Pipe::Batch(_)) {
-            self.halt();
         }
     }
 
@@ -285,18 +239,59 @@ impl<'a> Session<'a> {
         };
         match &mut self.pipe {
             Pipe::PerRun(flight) => {
-                if let Some(answer) = flight.on_reply(&answer.subject, reply) {
-                    self.stored |= matches!(answer.outcome, Outcome::Stored { .. });
-                    self.answers.push(answer);
-                }
+                let answer = flight.on_reply(&answer.subject, reply);
+                self.answered(answer);
+                Ok(())
             }
             Pipe::Batch(batches) => {
-                match batches.on_reply(&answer.subject, reply, Instant::now()) {
-                    Step::Nothing => {}
-                    Step::End { subject, reply } => self.link.signal(subject, reply).await?,
-                    Step::Settled(settled) => self.settle(settled).await,
+                if batches.misses_one(&answer.subject, &reply)
+                    && let Ok(forbidden) = timeout(WORD_WITHIN, self.link.forbidden()).await
+                {
+                    let step = batches.on_forbidden(&forbidden.subject, error_of(&forbidden));
+                    self.follow(step).await?;
                 }
+                let Pipe::Batch(batches) = &mut self.pipe else { return Ok(()) };
+                let step = batches.on_reply(&answer.subject, reply, Instant::now());
+                self.follow(step).await
             }
+        }
+    }
+
+    /// The server let a message not through, and says so on no reply subject.
+    async fn forbidden(&mut self, forbidden: &Forbidden) -> Result<(), Failure> {
+        self.silences = 0;
+        let error = error_of(forbidden);
+        match &mut self.pipe {
+            Pipe::PerRun(flight) => {
+                let answers = flight.on_forbidden(&forbidden.subject, &error);
+                self.answered(answers);
+                Ok(())
+            }
+            Pipe::Batch(batches) => {
+                let step = batches.on_forbidden(&forbidden.subject, error);
+                self.follow(step).await
+            }
+        }
+    }
+
+    /// Single publishes are answered.
+    fn answered(&mut self, answers: impl IntoIterator<Item = Answer>) {
+        let mut unknown = false;
+        for answer in answers {
+            self.stored |= matches!(answer.outcome, Outcome::Stored { .. });
+            unknown |= matches!(answer.outcome, Outcome::Unknown(_));
+            self.answers.push(answer);
+        }
+        if unknown {
+            self.halt();
+        }
+    }
+
+    async fn follow(&mut self, step: Step) -> Result<(), Failure> {
+        match step {
+            Step::Nothing => {}
+            Step::End { subject, reply } => self.link.signal(subject, reply).await?,
+            Step::Settled(settled) => self.settle(settled).await,
         }
         Ok(())
     }
@@ -338,6 +333,7 @@ impl<'a> Session<'a> {
     fn flush_answers(&mut self) {
         if !self.answers.is_empty() {
             let answers = std::mem::take(&mut self.answers);
+            self.telling.answers(&self.task.config.name, &answers, Instant::now());
             self.task.report(Report::Answers(answers));
         }
     }
@@ -362,7 +358,8 @@ impl<'a> Session<'a> {
                 }
             }
             Pipe::PerRun(flight) => {
-                self.answers.extend(flight.expire(now, self.task.config.ack_timeout));
+                let answers = flight.expire(now, self.task.config.ack_timeout);
+                self.answered(answers);
             }
         }
         self.silences += 1;
@@ -376,14 +373,17 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Reads the stream's configuration again between two batches. The new facts, when they are
-    /// others and everything is answered.
-    async fn look(&mut self) -> Result<Option<StreamFacts>, Failure> {
-        if let Pipe::Batch(batches) = &self.pipe
-            && !batches.is_idle()
-        {
-            return Ok(None);
+    /// Not while a batch is open: its outcome would be unknown if there was something new.
+    fn may_look(&self) -> bool {
+        match &self.pipe {
+            Pipe::Batch(batches) => batches.is_idle(),
+            Pipe::PerRun(_) => true,
         }
+    }
+
+    /// Reads the stream's configuration again. The new facts, when they are others and everything
+    /// is answered.
+    async fn look(&mut self) -> Result<Option<StreamFacts>, Failure> {
         self.look_at = Instant::now() + LOOK_EVERY;
         match read_facts(self.link, &self.task.config).await {
             Ok(facts) if same_apart_from_state(&self.facts, &facts) => Ok(None),
@@ -413,4 +413,8 @@ impl<'a> Session<'a> {
         self.not_sent(queued);
         self.flush_answers();
     }
+}
+
+fn error_of(forbidden: &Forbidden) -> ServerError {
+    ServerError::undelivered(forbidden.words.clone())
 }

@@ -203,6 +203,7 @@ impl Broker {
         let answer = tokio::select! {
             biased;
             answer = timeout(REQUEST_TIMEOUT, answers.next()) => answer,
+            forbidden = self.link.forbidden() => return Ok(Probe::Forbidden(forbidden.words)),
             failure = self.link.ended() => {
                 return if failure.kind == Kind::BrokerPermission {
                     Ok(Probe::Forbidden(failure.detail))

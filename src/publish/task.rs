@@ -28,32 +28,45 @@ pub(super) struct Task {
     pub(super) stop: CancellationToken,
 }
 
-/// The task is to end.
+/// The handle is gone: the task is to end.
 pub(super) struct Stopped;
 
 impl Task {
+    /// Ends with the token or with the handle; either way there is nobody left to tell. A stop
+    /// waits for nothing that a server may be slow at.
     pub(super) async fn run(mut self) {
-        // Ends with the token or with the handle; either way there is nobody left to tell.
-        let Stopped = self.serve_until_stopped().await;
+        let stop = self.stop.clone();
+        let mut link = None;
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
+            Stopped = self.serve_while_wanted(&mut link) => {}
+        }
+        if let Some(link) = link {
+            link.abandon().await;
+        }
     }
 
-    async fn serve_until_stopped(&mut self) -> Stopped {
+    async fn serve_while_wanted(&mut self, link: &mut Option<Link>) -> Stopped {
         let seed = u64::try_from(uuid::Uuid::new_v4().as_u128() >> 64).unwrap_or(0);
         let mut backoff = Backoff::new(seed);
         let mut told: Option<Failure> = None;
         let mut failure = Failure::new(Kind::BrokerUnreachable, "not connected yet");
         loop {
             let config = self.config.clone();
-            let opened = self.unless_stopped(open(&config), &failure).await;
-            let opened = match opened {
+            let opened = match self.saying_no(open(&config), &failure).await {
                 Ok(opened) => opened,
                 Err(stopped) => return stopped,
             };
             failure = match opened {
-                Ok((link, facts)) => {
+                Ok((opened, facts)) => {
                     told = None;
                     let began = Instant::now();
-                    match self.serve(link, facts).await {
+                    let opened = link.insert(opened);
+                    let served = self.serve(opened, facts).await;
+                    opened.abandon().await;
+                    *link = None;
+                    match served {
                         Ok((failure, stored)) => {
                             if stored || began.elapsed() >= CLEAN_AFTER {
                                 backoff.reset();
@@ -70,7 +83,7 @@ impl Task {
                 told = Some(failure.clone());
             }
             let wait = tokio::time::sleep(backoff.next_wait());
-            if let Err(stopped) = self.unless_stopped(wait, &failure).await {
+            if let Err(stopped) = self.saying_no(wait, &failure).await {
                 return stopped;
             }
         }
@@ -79,7 +92,7 @@ impl Task {
     /// One connection, from its first `Up` to its end. True when something was stored by it.
     async fn serve(
         &mut self,
-        link: Link,
+        link: &Link,
         mut facts: StreamFacts,
     ) -> Result<(Failure, bool), Stopped> {
         let mut stored = false;
@@ -87,7 +100,7 @@ impl Task {
             self.report(Report::Up(facts.clone()));
             let ended = match link.open_inbox().await {
                 Ok(inbox) => {
-                    let mut session = Session::new(self, &link, inbox, facts);
+                    let mut session = Session::new(self, link, inbox, facts);
                     let ended = session.run().await;
                     stored |= session.has_stored();
                     ended
@@ -95,21 +108,15 @@ impl Task {
                 Err(failure) => Ended::Failed(failure),
             };
             facts = match ended {
-                Ended::Stopped => {
-                    link.abandon().await;
-                    return Err(Stopped);
-                }
-                Ended::Failed(failure) => {
-                    link.abandon().await;
-                    return Ok((failure, stored));
-                }
+                Ended::Stopped => return Err(Stopped),
+                Ended::Failed(failure) => return Ok((failure, stored)),
                 Ended::Changed(facts) => facts,
             };
         }
     }
 
     /// Runs `work` and says no to everything that is ordered meanwhile.
-    async fn unless_stopped<T>(
+    async fn saying_no<T>(
         &mut self,
         work: impl Future<Output = T>,
         failure: &Failure,
@@ -118,7 +125,6 @@ impl Task {
         loop {
             tokio::select! {
                 biased;
-                () = self.stop.cancelled() => return Err(Stopped),
                 done = &mut work => return Ok(done),
                 order = self.orders.recv() => match order {
                     None => return Err(Stopped),
@@ -132,10 +138,9 @@ impl Task {
                         let answers = answers.collect();
                         self.report(Report::Answers(answers));
                     }
-                    Some(Order::Resume { .. }) => {
+                    Some(Order::Resume(_)) => {
                         self.report(Report::Resumed(Err(failure.clone())));
                     }
-                    Some(Order::Reset) => self.report(Report::Down(failure.clone())),
                 },
             }
         }

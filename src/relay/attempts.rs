@@ -86,10 +86,11 @@ impl Attempts {
     }
 
     /// The stream was read up to `seq`: there is no doubt below it. What was in doubt can still be
-    /// stored above it as long as the broker is not `proven`, so the next read begins here.
+    /// stored above it as long as the broker is not `proven`, so the next read begins here; and so
+    /// it does when reading ended below what is known, since nothing between was seen.
     pub fn resumed(&mut self, seq: u64, proven: bool) {
+        self.doubtful = (!proven || seq < self.known).then_some(seq);
         self.learn(seq);
-        self.doubtful = (!proven).then_some(seq);
     }
 
     /// Attempts from the oldest unanswered one on.
@@ -97,10 +98,11 @@ impl Attempts {
         self.open.len()
     }
 
-    /// Another stream, or a first one: nothing above `seq` is known.
-    pub fn restart(&mut self, seq: u64) {
-        self.known = seq;
-        self.doubtful = None;
+    /// Another stream, or a first one: it reached `known`, and of ours nothing above `floor` is
+    /// known.
+    pub fn restart(&mut self, floor: u64, known: u64) {
+        self.known = known.max(floor);
+        self.doubtful = (floor < known).then_some(floor);
     }
 
     /// Highest stream sequence known.
@@ -159,9 +161,17 @@ mod tests {
                         }
                     }
                     4 if open.is_empty() => {
-                        known += more;
-                        attempts.resumed(known, more % 2 == 0);
-                        doubtful = if more % 2 == 0 { Vec::new() } else { vec![known] };
+                        // Up to two below what is known, and up to two above.
+                        let read = (known + more).saturating_sub(2);
+                        attempts.resumed(read, more % 2 == 0);
+                        let sure = more % 2 == 0 && read >= known;
+                        doubtful = if sure { Vec::new() } else { vec![read] };
+                        known = known.max(read);
+                    }
+                    5 if open.is_empty() => {
+                        known = more + 2;
+                        attempts.restart(more, known);
+                        doubtful = vec![more];
                     }
                     _ => prop_assert!(attempts.answer(next + more).is_none(), "never made"),
                 }

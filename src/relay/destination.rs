@@ -1,10 +1,15 @@
 //! One destination in the core: its lanes, its attempts, and the procedure after an unknown
 //! outcome. That is (1) Resume; (2) one event alone, and from 1 again until its ack is not a
 //! duplicate, since only that proves a working broker; (3) Resume; (4) go on.
+//!
+//! An event alone can have no answer for a reason of its own, again and again. So its run waits by
+//! its own tries, and the next event alone is the one that was tried least; after that the oldest
+//! again, since only by itself can it be told from the others that are sent with it.
 
 use std::time::{Duration, Instant};
 
 use crate::event::{Event, Fault, Reason};
+use crate::lsn::Lsn;
 use crate::message::{self, Message};
 use crate::relay::attempts::Attempts;
 use crate::relay::awaited::Awaited;
@@ -12,7 +17,7 @@ use crate::relay::backoff::Backoff;
 use crate::relay::caution::Caution;
 use crate::relay::lanes::{Entry, Lanes, Slot};
 use crate::relay::outcome::{
-    Answer, Attempt, Floor, Found, Outcome, Pipeline, Refusal, StreamFacts,
+    Answer, Attempt, Floor, Found, Outcome, Pipeline, ReadFrom, Refusal, StreamFacts,
 };
 use crate::relay::ranges::RangeSet;
 use crate::relay::receipts::{Decided, Decision};
@@ -24,7 +29,7 @@ pub use crate::relay::standing::{Counts, DestinationSpec, LastAcked, Phase};
 pub(super) enum Step {
     Send(Attempt, Message),
     Bury(Slot, Box<Event>, Fault, u32),
-    Resume(Floor),
+    Resume(ReadFrom),
 }
 
 /// Entries that a Resume found in the stream.
@@ -60,6 +65,8 @@ pub struct Destination {
     /// What the ledger has; `None`: nothing, this destination was never connected.
     recorded_floor: Option<Floor>,
     backoff: Backoff,
+    /// Events alone without an answer, in a row.
+    unproven: u32,
     caution: Caution,
     to_bury: Vec<(Slot, Fault)>,
     /// Numbers in receipts that are being written.
@@ -87,6 +94,7 @@ impl Destination {
             created: String::new(),
             recorded_floor,
             backoff: Backoff::new(seed),
+            unproven: 0,
             caution: Caution::default(),
             to_bury: Vec::new(),
             writing: RangeSet::default(),
@@ -126,9 +134,9 @@ impl Destination {
         self.last_acked.as_ref()
     }
 
-    /// Highest stream sequence known.
+    /// Highest stream sequence known; like [`Self::floor`] by the ledger before the first connect.
     pub fn known(&self) -> u64 {
-        self.attempts.known()
+        if self.created.is_empty() { self.spec.recorded_known } else { self.attempts.known() }
     }
 
     /// Where Resume would start. Before the first connect that is what the ledger says, so that a
@@ -169,12 +177,12 @@ impl Destination {
         if self.created != facts.created {
             match &self.recorded_floor {
                 Some(floor) if self.created.is_empty() && floor.created == facts.created => {
-                    self.attempts.restart(floor.seq);
+                    self.attempts.restart(floor.seq, self.spec.recorded_known);
                 }
                 // Never connected: nothing of ours is in any stream.
-                None => self.attempts.restart(facts.last_seq),
+                None => self.attempts.restart(facts.last_seq, facts.last_seq),
                 // Another stream of that name: what we sent lately may be anywhere in it.
-                Some(_) => self.attempts.restart(0),
+                Some(_) => self.attempts.restart(0, 0),
             }
             self.created.clone_from(&facts.created);
             self.awaited.clear();
@@ -283,6 +291,7 @@ impl Destination {
     pub(super) fn answer(&mut self, now: Instant, answer: &Answer) -> Vec<Entry> {
         let mut stored = Vec::new();
         let mut answered = 0u64;
+        let alone = self.phase == Phase::Probe;
         for number in answer.first.0..=answer.last.0 {
             let Some(sent) = self.attempts.answer(number) else { continue };
             answered += 1;
@@ -293,7 +302,8 @@ impl Destination {
                 }
                 Outcome::Unknown(_) => {
                     self.attempts.doubt(&sent);
-                    self.lanes.give_back(sent.slot, None);
+                    let retry_at = alone.then(|| self.retry_at(now, sent.slot));
+                    self.lanes.give_back(sent.slot, retry_at);
                 }
                 Outcome::NotSent => {
                     self.lanes.unsend(sent.slot);
@@ -312,6 +322,7 @@ impl Destination {
             }
             Outcome::Unknown(doubt) => {
                 *self.counts.doubts.entry(doubt.as_str()).or_default() += answered;
+                self.unproven = if alone { self.unproven.saturating_add(1) } else { 0 };
                 if matches!(self.phase, Phase::Flow | Phase::Probe | Phase::Drain { .. }) {
                     self.phase = Phase::Drain { proven: false, wait: true };
                 }
@@ -335,10 +346,13 @@ impl Destination {
         if self.caution.stored() && !self.lanes.wake_early(runs) {
             self.caution.healed();
         }
-        self.attempts.learn(stream_seq);
-        if let Some(entry) = entries.last() {
+        // Single acks come out of order, and a duplicate's is that of an old message.
+        if stream_seq >= self.attempts.known()
+            && let Some(entry) = entries.last()
+        {
             self.last_acked = Some(LastAcked { stream_seq, id: entry.event.id.clone() });
         }
+        self.attempts.learn(stream_seq);
         if !duplicate {
             self.backoff.reset();
         }
@@ -374,10 +388,14 @@ impl Destination {
         }
         self.counts.refusals += 1;
         self.caution.refused(now);
-        // By the event's own tries: refusals of others don't add up to the longest wait.
+        let retry_at = self.retry_at(now, slot);
+        self.lanes.give_back(slot, Some(retry_at));
+    }
+
+    /// By the event's own tries: failures of others don't add up to the longest wait.
+    fn retry_at(&mut self, now: Instant, slot: Slot) -> Instant {
         let tries = self.lanes.get(slot).map_or(1, |entry| entry.attempts);
-        let wait = self.backoff.wait_after(tries.saturating_sub(1));
-        self.lanes.give_back(slot, Some(now + wait));
+        now + self.backoff.wait_after(tries.saturating_sub(1))
     }
 
     fn words_of(&self, slot: Slot, refusal: &Refusal) -> String {
@@ -422,7 +440,7 @@ impl Destination {
     }
 
     /// The next thing to do, if there is one now.
-    pub(super) fn poll(&mut self, now: Instant, sending: bool) -> Option<Step> {
+    pub(super) fn poll(&mut self, now: Instant, sending: bool, confirmable: Lsn) -> Option<Step> {
         self.lanes.wake(now);
         let paused = self.caution.is_paused(now);
         loop {
@@ -439,7 +457,8 @@ impl Destination {
                     }
                     self.reading = true;
                     self.phase = Phase::Resuming { proven };
-                    return Some(Step::Resume(self.floor()));
+                    let (floor, known) = (self.floor(), self.known());
+                    return Some(Step::Resume(ReadFrom { floor, known, confirmable }));
                 }
                 Phase::Probe if self.lanes.in_flight() > 0 => return None,
                 Phase::Flow if self.is_full() => return None,
@@ -451,7 +470,8 @@ impl Destination {
                 | Phase::Resuming { .. }
                 | Phase::Drain { .. } => return None,
             }
-            let slot = self.lanes.take()?;
+            let another = self.phase == Phase::Probe && self.unproven % 2 == 1;
+            let slot = if another { self.lanes.take_least_tried() } else { self.lanes.take() }?;
             let entry = self.lanes.get(slot)?;
             match self.encode(&entry.event) {
                 Ok(message) => {

@@ -164,22 +164,41 @@ impl Lanes {
     /// Takes the next sendable event in commit order and marks it in flight.
     pub fn take(&mut self) -> Option<Slot> {
         while let Some(Reverse((ordinal, run))) = self.ready.pop() {
-            let Some(lane) = self.lanes.get_mut(&run) else { continue };
-            let slot = lane.next;
-            let Some(entry) = get_mut(&mut self.slots, slot) else { continue };
-            if !lane.listed || lane.gate != Gate::Open || entry.ordinal != ordinal {
-                continue;
+            if self.ready_entry(run).is_some_and(|entry| entry.ordinal == ordinal) {
+                return self.take_of(run);
             }
-            entry.state = State::InFlight;
-            entry.attempts = entry.attempts.saturating_add(1);
-            lane.next = entry.next;
-            lane.in_flight += 1;
-            lane.listed = false;
-            self.in_flight += 1;
-            self.list(run);
-            return Some(slot);
         }
         None
+    }
+
+    /// The same with the event that was tried least often. Looks at every lane.
+    pub fn take_least_tried(&mut self) -> Option<Slot> {
+        let ready = self.lanes.keys().filter_map(|run| {
+            let entry = self.ready_entry(*run)?;
+            Some((entry.attempts, entry.ordinal, *run))
+        });
+        let (_, _, run) = ready.min()?;
+        self.take_of(run)
+    }
+
+    /// What a lane would send now.
+    fn ready_entry(&self, run: RunHash) -> Option<&Entry> {
+        let lane = self.lanes.get(&run).filter(|lane| lane.listed && lane.gate == Gate::Open)?;
+        self.get(lane.next)
+    }
+
+    fn take_of(&mut self, run: RunHash) -> Option<Slot> {
+        let lane = self.lanes.get_mut(&run)?;
+        let slot = lane.next;
+        let entry = get_mut(&mut self.slots, slot)?;
+        entry.state = State::InFlight;
+        entry.attempts = entry.attempts.saturating_add(1);
+        lane.next = entry.next;
+        lane.in_flight += 1;
+        lane.listed = false;
+        self.in_flight += 1;
+        self.list(run);
+        Some(slot)
     }
 
     /// The entry, while it is undecided.

@@ -9,7 +9,7 @@ use crate::lsn::Lsn;
 use crate::message::Message;
 use crate::relay::destination::{Destination, DestinationSpec, LastAcked, Step};
 use crate::relay::lanes::{Entry, Slot};
-use crate::relay::outcome::{Answer, Attempt, DestinationId, Floor, Found, StreamFacts};
+use crate::relay::outcome::{Answer, Attempt, DestinationId, Floor, Found, ReadFrom, StreamFacts};
 use crate::relay::ranges::RangeSet;
 use crate::relay::receipts::{Decided, Decision};
 use crate::relay::route;
@@ -123,7 +123,7 @@ pub enum Action {
         /// Which.
         destination: DestinationId,
         /// From where.
-        floor: Floor,
+        from: ReadFrom,
     },
     /// Write receipts in one synchronous transaction, then say so. One at a time.
     Record(Vec<ReceiptDraft>),
@@ -140,6 +140,8 @@ pub struct ReceiptDraft {
     pub floor: Floor,
     /// Newest message known to be stored by an ack.
     pub last: Option<LastAcked>,
+    /// Highest stream sequence known, whoever's message it is.
+    pub known: u64,
 }
 
 /// A frame sequence that PostgreSQL never sends: nothing may be confirmed after it.
@@ -337,17 +339,18 @@ impl Relay {
     /// The next thing to do; call until it says `None`.
     pub fn poll(&mut self, now: Instant) -> Option<Action> {
         let count = self.destinations.len();
+        let confirmable = self.watermark.confirmable();
         for turn in 0..count {
             // Destinations take turns, so that none starves behind a busy one.
             let index = (self.turn + turn) % count;
             let destination = self.destinations.get_mut(index)?;
             let id = DestinationId(u16::try_from(index).unwrap_or(u16::MAX));
             let sending = !self.stopping && self.burials < BURIALS_AT_ONCE;
-            let Some(step) = destination.poll(now, sending) else { continue };
+            let Some(step) = destination.poll(now, sending, confirmable) else { continue };
             self.turn = index;
             return Some(match step {
                 Step::Send(attempt, message) => Action::Send { destination: id, attempt, message },
-                Step::Resume(floor) => Action::Resume { destination: id, floor },
+                Step::Resume(from) => Action::Resume { destination: id, from },
                 Step::Bury(slot, event, fault, attempts) => {
                     self.burials += 1;
                     let seq = event.seq;
@@ -384,6 +387,7 @@ impl Relay {
                 destination: DestinationId(index),
                 floor: destination.floor(),
                 last: destination.last_acked().cloned(),
+                known: destination.known(),
                 decided: destination.take_decided(),
             });
         }

@@ -52,8 +52,6 @@ pub enum Doubt {
     Disconnected,
     /// The server reported a gap in the batch, or abandoned it (10208).
     Gap,
-    /// Nothing listens on the subject (503), e.g. no leader.
-    NoResponders,
     /// PubAck that proves nothing: `seq` 0, or a replicated batch whose last message is not there.
     Unproven,
     /// Duplicate of a message that is still being decided (10158).
@@ -68,7 +66,6 @@ impl Doubt {
         Doubt::Silence,
         Doubt::Disconnected,
         Doubt::Gap,
-        Doubt::NoResponders,
         Doubt::Unproven,
         Doubt::InProgress,
         Doubt::ServerError,
@@ -80,7 +77,6 @@ impl Doubt {
             Doubt::Silence => "silence",
             Doubt::Disconnected => "disconnected",
             Doubt::Gap => "gap",
-            Doubt::NoResponders => "no_responders",
             Doubt::Unproven => "unproven",
             Doubt::InProgress => "in_progress",
             Doubt::ServerError => "server_error",
@@ -108,6 +104,8 @@ pub struct StreamFacts {
     pub created: String,
     /// Replicas; above 1 a batch's ack needs proof.
     pub replicas: u16,
+    /// Which messages it keeps.
+    pub retention: Retention,
     /// Highest stream sequence at connect.
     pub last_seq: u64,
     /// Lowest sequence still stored.
@@ -122,6 +120,29 @@ pub struct StreamFacts {
     pub pipeline: Pipeline,
     /// Why that one and no faster one; shown by `status`, logged once.
     pub why: String,
+}
+
+/// Which messages a stream keeps: with anything but `Limits`, a message that is not there may have
+/// been consumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Retention {
+    /// All, until a limit.
+    Limits,
+    /// Those that some consumer still wants.
+    Interest,
+    /// Those that no consumer acknowledged. The server lets nobody else read them.
+    WorkQueue,
+}
+
+impl Retention {
+    /// From the server's word; one that is not known is taken for the default.
+    pub fn of(word: &str) -> Retention {
+        match word {
+            "interest" => Retention::Interest,
+            "workqueue" => Retention::WorkQueue,
+            _ => Retention::Limits,
+        }
+    }
 }
 
 /// Ways to publish in order.
@@ -152,6 +173,18 @@ pub struct Floor {
     pub seq: u64,
 }
 
+/// What Resume is asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ReadFrom {
+    /// Where to start.
+    pub floor: Floor,
+    /// Highest sequence known of the stream that the floor names: if it ends below, it lost
+    /// messages that were acknowledged, or whoever answers does not have them.
+    pub known: u64,
+    /// Everything committed below this is decided and recorded, so that nobody asks for it.
+    pub confirmable: Lsn,
+}
+
 /// One message of ours that Resume saw in the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
@@ -172,8 +205,10 @@ pub struct Found {
 pub struct Resumed {
     /// The stream read.
     pub created: String,
-    /// Highest sequence now known: nothing of ours at or below it is unknown any more.
+    /// Nothing of ours at or below it is unknown any more: where reading ended, or the floor when
+    /// there was nothing to read. The stream itself may go on behind it.
     pub last_seq: u64,
-    /// Our messages between floor and end, in stream order, copies of replays left out.
+    /// Our messages between floor and end that may not be recorded yet, in stream order, copies of
+    /// replays left out.
     pub found: Vec<Found>,
 }

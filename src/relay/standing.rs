@@ -27,6 +27,8 @@ pub struct DestinationSpec {
     pub recorded_to: Lsn,
     /// The ledger's floor; `None` when this destination was never connected.
     pub floor: Option<Floor>,
+    /// Highest stream sequence that the ledger has seen, in the stream that the floor names.
+    pub recorded_known: u64,
 }
 
 /// Where a destination stands.

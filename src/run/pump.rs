@@ -132,8 +132,8 @@ impl Pump<'_> {
                         ship.push(Shipment { attempt, message });
                     }
                 }
-                Action::Resume { destination, floor } => {
-                    self.order(destination, Order::Resume { floor });
+                Action::Resume { destination, from } => {
+                    self.order(destination, Order::Resume(from));
                 }
                 Action::Bury { burial, event, fault, attempts } => {
                     let Some(place) = self.place(burial.destination) else { continue };

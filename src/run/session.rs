@@ -23,6 +23,7 @@ use crate::run::clock;
 use crate::run::pump::Pump;
 use crate::run::reporting::Reporter;
 use crate::run::work::{Ledger, Place};
+use crate::store::ledger::Latest;
 use crate::store::slot::{self, Slot, SlotState};
 use crate::store::{Store, identity, lock, shape};
 use crate::wal::{self, Control, Identity, Link};
@@ -162,7 +163,7 @@ struct Prepared {
     slot: Slot,
     /// In the order of the configuration's destinations.
     recorded: Vec<(RangeSet, Lsn)>,
-    floors: Vec<Option<crate::relay::outcome::Floor>>,
+    latest: Vec<Option<Latest>>,
 }
 
 /// Reads what the ledger has from the slot's position on. Every statement comes after the lock.
@@ -203,12 +204,12 @@ async fn prepare(
             *to = (*to).max(part.last_lsn.unwrap_or(Lsn(u64::MAX)));
         }
     }
-    let mut floors = Vec::new();
+    let mut latest = Vec::new();
     for destination in &config.destinations {
-        floors.push(store.latest(&client, &destination.name).await?.map(|latest| latest.floor));
+        latest.push(store.latest(&client, &destination.name).await?);
     }
     let ledger = Arc::new(Ledger { client, store, generation: row.generation });
-    Ok(Prepared { ledger, slot, recorded, floors })
+    Ok(Prepared { ledger, slot, recorded, latest })
 }
 
 fn usable(name: &str, state: SlotState) -> Result<Slot, Failure> {
@@ -239,16 +240,17 @@ fn places(config: &Config, generation: i32) -> Vec<Place> {
 }
 
 fn specs(config: &Config, places: &[Place], prepared: &Prepared) -> Vec<DestinationSpec> {
-    let known = prepared.recorded.iter().zip(&prepared.floors);
+    let known = prepared.recorded.iter().zip(&prepared.latest);
     let each = config.destinations.iter().zip(places).zip(known);
-    each.map(|((destination, place), ((recorded, recorded_to), floor))| DestinationSpec {
+    each.map(|((destination, place), ((recorded, recorded_to), latest))| DestinationSpec {
         name: destination.name.clone(),
         filter: destination.filter.clone(),
         envelope: place.envelope.clone(),
         max_in_flight: config.max_in_flight(destination),
         recorded: recorded.clone(),
         recorded_to: *recorded_to,
-        floor: floor.clone(),
+        floor: latest.as_ref().map(|latest| latest.floor.clone()),
+        recorded_known: latest.as_ref().map_or(0, |latest| latest.stream_seq),
     })
     .collect()
 }

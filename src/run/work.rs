@@ -170,7 +170,7 @@ impl Ledger {
 fn receipts(place: &Place, draft: &ReceiptDraft) -> Vec<Receipt> {
     let decided = &draft.decided;
     let last = draft.last.as_ref();
-    let stream_seq = last.map_or(0, |last| last.stream_seq);
+    let stream_seq = last.map_or(draft.known, |last| last.stream_seq);
     let stream_msg_id = last.map(|last| place.message_id(&last.id)).unwrap_or_default();
     let receipt = |outcome, seqs: &RangeSet, events, unmatched| Receipt {
         destination: place.destination.clone(),

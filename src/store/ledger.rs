@@ -59,7 +59,7 @@ pub struct Receipt {
     pub stream_created: String,
     /// Stream sequence of the last message known to be stored.
     pub stream_seq: u64,
-    /// Its message id; empty when none is known.
+    /// Its message id; empty when none is known, or when the message may be somebody else's.
     pub stream_msg_id: String,
     /// Nothing of ours at or below this stream sequence has an unknown outcome.
     pub floor: u64,

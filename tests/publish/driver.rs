@@ -2,10 +2,11 @@
 
 use outboxd::config::{DestinationConfig, Filter, NatsAuth, NatsTls, PipelineChoice, StreamCreate};
 use outboxd::event::{Event, EventId, RunHash};
+use outboxd::lsn::{Lsn, Position};
 use outboxd::message::{Envelope, Message, Template, encode};
 use outboxd::publish::{Order, Publisher, Report, Shipment};
 use outboxd::relay::outcome::{
-    Answer, Attempt, DestinationId, Floor, Outcome, Pipeline, Resumed, StreamFacts,
+    Answer, Attempt, DestinationId, Floor, Outcome, Pipeline, ReadFrom, Resumed, StreamFacts,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -36,14 +37,23 @@ pub fn destination(servers: Vec<String>) -> DestinationConfig {
     }
 }
 
+/// Commit LSN of the event with this number.
+pub fn lsn_of(seq: i64) -> Lsn {
+    Lsn(1_000 + seq.unsigned_abs())
+}
+
 pub fn message(seq: i64, payload: Vec<u8>, envelope: &Envelope) -> Message {
+    message_of("order.created", seq, payload, envelope)
+}
+
+pub fn message_of(kind: &str, seq: i64, payload: Vec<u8>, envelope: &Envelope) -> Message {
     let event = Event {
         seq,
-        position: None,
+        position: Some(Position { commit_lsn: lsn_of(seq), index: 0 }),
         id: EventId::Int(seq),
         run: Some("run-1".into()),
         run_hash: RunHash::of_run(b"run-1"),
-        kind: "order.created".into(),
+        kind: kind.to_owned().into(),
         tenant: None,
         version: None,
         payload: Some(payload.into()),
@@ -95,7 +105,11 @@ impl Wire {
     }
 
     pub async fn resume(&mut self, floor: Floor) -> Resumed {
-        self.publisher.order(Order::Resume { floor });
+        self.read(ReadFrom { known: floor.seq, floor, confirmable: Lsn::ZERO }).await
+    }
+
+    pub async fn read(&mut self, from: ReadFrom) -> Resumed {
+        self.publisher.order(Order::Resume(from));
         let report = self.report().await;
         let Report::Resumed(Ok(resumed)) = report else { panic!("{report:?}") };
         resumed
@@ -243,7 +257,9 @@ impl Run {
 
     fn resume(&mut self, proven: bool) {
         self.phase = Phase::Resuming { proven };
-        self.wire.publisher.order(Order::Resume { floor: self.floor.clone() });
+        let (floor, known) = (self.floor.clone(), self.floor.seq);
+        let from = ReadFrom { floor, known, confirmable: Lsn::ZERO };
+        self.wire.publisher.order(Order::Resume(from));
     }
 
     fn ship(&mut self) {

@@ -133,6 +133,8 @@ pub struct Receipt {
     pub seqs: RangeSet,
     pub last_lsn: Option<Lsn>,
     pub floor: Floor,
+    /// Highest sequence known then of the stream that the floor names.
+    pub known: u64,
 }
 
 /// Everything here is durable.
@@ -171,5 +173,10 @@ impl Ledger {
     pub fn floor(&self, destination: usize) -> Option<Floor> {
         let mut newest = self.receipts.iter().rev();
         newest.find(|each| each.destination == destination).map(|each| each.floor.clone())
+    }
+
+    pub fn known(&self, destination: usize) -> u64 {
+        let mut newest = self.receipts.iter().rev();
+        newest.find(|each| each.destination == destination).map_or(0, |each| each.known)
     }
 }

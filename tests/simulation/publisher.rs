@@ -8,7 +8,7 @@ use outboxd::event::Reason;
 use outboxd::message::{Envelope, parse_identity};
 use outboxd::publish::{Order, Report, Shipment};
 use outboxd::relay::outcome::{
-    Answer, Attempt, Doubt, Outcome, Pipeline, Refusal, Resumed, StreamFacts,
+    Answer, Attempt, Doubt, Outcome, Pipeline, ReadFrom, Refusal, Resumed, Retention, StreamFacts,
 };
 
 use crate::broker::{Broker, Micros, Nth, Packet, Reply};
@@ -81,6 +81,7 @@ impl Publisher {
             stream: "EVENTS".to_owned(),
             created: broker.created(),
             replicas: if broker.replicated { 3 } else { 1 },
+            retention: Retention::Limits,
             last_seq: broker.last_seq(),
             first_seq: 1,
             max_message_bytes: MAX_MESSAGE_BYTES,
@@ -120,15 +121,19 @@ impl Publisher {
                 }
                 self.send(ids, &mut effects);
             }
-            Order::Resume { .. } if self.conn.is_none() || fails => {
+            Order::Resume(_) if self.conn.is_none() || fails => {
                 effects.push(Effect::Report(Report::Resumed(Err(failure("no answer")))));
             }
-            Order::Resume { floor } => {
+            Order::Resume(ReadFrom { floor, known, confirmable }) => {
                 self.fenced = false;
                 self.resumed_at = now;
-                let from = if floor.created == broker.created() { floor.seq } else { 0 };
-                let found = (from + 1..=broker.last_seq()).filter_map(|seq| {
-                    parse_identity(&broker.get(seq)?.headers, &self.envelope, seq)
+                let same = floor.created == broker.created();
+                let from = if same { floor.seq } else { 0 };
+                let reached = broker.last_seq();
+                assert!(!same || (from..=reached).contains(&known), "{known} is not known");
+                let found = (from + 1..=reached).filter_map(|seq| {
+                    let found = parse_identity(&broker.get(seq)?.headers, &self.envelope, seq)?;
+                    found.commit_lsn.is_none_or(|lsn| lsn >= confirmable).then_some(found)
                 });
                 effects.push(Effect::Report(Report::Resumed(Ok(Resumed {
                     created: broker.created(),
@@ -136,7 +141,6 @@ impl Publisher {
                     found: found.collect(),
                 }))));
             }
-            Order::Reset => {}
         }
         effects
     }
@@ -313,7 +317,7 @@ fn answer(first: u64, last: u64, outcome: Outcome) -> Effect {
 }
 
 fn refusal(permanent: bool) -> Refusal {
-    let permanent = permanent.then_some(Reason::Refused);
+    let permanent = permanent.then_some(Reason::TooLarge);
     Refusal { permanent, code: 10_077, detail: "planted".to_owned() }
 }
 

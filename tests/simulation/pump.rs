@@ -92,6 +92,7 @@ impl World {
             recorded,
             recorded_to,
             floor: self.postgres.ledger.floor(at),
+            recorded_known: self.postgres.ledger.known(at),
         }
     }
 
@@ -159,8 +160,8 @@ impl World {
                     session.watch.sent(destination, attempt.0, seq, run);
                     ships.entry(at).or_default().push(Shipment { attempt, message });
                 }
-                Action::Resume { destination, floor } => {
-                    self.send_order(usize::from(destination.0), Order::Resume { floor });
+                Action::Resume { destination, from } => {
+                    self.send_order(usize::from(destination.0), Order::Resume(from));
                 }
                 Action::Bury { burial, .. } => self.ask(Job::Bury(burial)),
                 Action::Record(drafts) => self.ask(Job::Record(drafts)),
@@ -279,7 +280,9 @@ impl World {
                     let all = decided.published.iter().chain(decided.dead.iter());
                     let (seqs, last_lsn) = (all.collect(), decided.last_lsn);
                     let floor = draft.floor.clone();
-                    self.postgres.ledger.append(Receipt { destination, seqs, last_lsn, floor });
+                    let known = draft.last.as_ref().map_or(draft.known, |last| last.stream_seq);
+                    let receipt = Receipt { destination, seqs, last_lsn, floor, known };
+                    self.postgres.ledger.append(receipt);
                 }
             }
             Job::Bury(burial) => {
@@ -295,6 +298,7 @@ impl World {
                     seqs: seqs.clone(),
                     last_lsn,
                     floor: floor.clone(),
+                    known: resumed.found.last().map_or(0, |found| found.stream_seq),
                 });
                 let (created, last_seq) = (resumed.created.clone(), resumed.last_seq);
                 return Verified { created, last_seq, seqs, last_lsn, strangers: Vec::new() };

@@ -184,7 +184,7 @@ impl World {
             Happening::Calm => self.calm(),
             Happening::Read(epoch) => self.read(epoch),
             Happening::Order(epoch, at, order) if epoch == self.epoch => {
-                let fails = matches!(order, Order::Resume { .. })
+                let fails = matches!(order, Order::Resume(_))
                     && self.swarm.strikes(&mut self.dice, Fault::ResumeFails);
                 let site = &mut self.sites[at];
                 let effects =

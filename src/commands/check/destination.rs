@@ -238,6 +238,7 @@ mod tests {
     use crate::error::Failure;
     use crate::finding::Severity;
     use crate::publish::streams::ServerFacts;
+    use crate::relay::outcome::Retention;
 
     fn config() -> Config {
         let text = "[relay]\nname = \"orders\"\n[source]\nurl = \"postgres://u@h/d\"\n\
@@ -264,6 +265,7 @@ mod tests {
                 stream: "EVENTS".into(),
                 created: "x".into(),
                 replicas: 3,
+                retention: Retention::Limits,
                 last_seq: 0,
                 first_seq: 0,
                 max_message_bytes: 1 << 20,

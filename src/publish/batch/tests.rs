@@ -197,13 +197,65 @@ fn silence_and_disconnection_leave_everything_unknown() {
     assert!(bench.batches.settle(&End::Disconnected).is_none());
 }
 
-#[test]
-fn an_abandoned_batch_is_ended_behind_its_last_message() {
+/// Batches of these subjects; the last message of none commits.
+fn of(subjects: &[&str]) -> (Bench, Vec<String>) {
     let mut bench = Bench::new(false);
-    assert!(bench.batches.abandon().is_none());
-    bench.send(false);
-    let (_, reply) = bench.batches.abandon().unwrap();
-    assert_eq!(reply, "_INBOX.me.b-1.500.fail.2.3.$FI");
-    bench.send(true);
-    assert!(bench.batches.abandon().is_none(), "the commit is on its way");
+    let mut replies = Vec::new();
+    for (subject, nth) in subjects.iter().zip(1..) {
+        let message = Message { subject: (*subject).into(), ..message("x") };
+        replies.push(bench.batches.stamp(Attempt(nth), &message, false, bench.now));
+    }
+    (bench, replies)
+}
+
+fn forbid(bench: &mut Bench, subject: &str) -> Step {
+    bench.batches.on_forbidden(subject, ServerError::undelivered("not allowed".to_owned()))
+}
+
+#[test]
+fn a_message_that_nobody_stores_is_refused_by_itself() {
+    let (mut bench, replies) = of(&["a", "b", "a"]);
+    assert!(matches!(
+        bench.batches.on_reply(&replies[1], Reply::NoResponders, bench.now),
+        Step::Nothing
+    ));
+    let step = bench.hear(&replies[2], r#"{"stream":"S","seq":9,"batch":"b-1","count":1}"#);
+    let answers = settled(step).answers();
+    assert_eq!(rows(&answers), [(1, 1, "stored"), (2, 2, "refused"), (3, 3, "not sent")]);
+
+    let (mut bench, replies) = of(&["b", "a"]);
+    let answers =
+        settled(bench.batches.on_reply(&replies[0], Reply::NoResponders, bench.now)).answers();
+    assert_eq!(rows(&answers), [(1, 1, "refused"), (2, 2, "not sent")]);
+    let Outcome::Refused(refusal) = &answers[0].outcome else { panic!() };
+    assert!(refusal.permanent.is_none() && refusal.detail.contains("`b`"), "{refusal:?}");
+}
+
+#[test]
+fn a_forbidden_message_splits_its_batch() {
+    let (mut bench, _) = of(&["a", "b", "a"]);
+    assert!(matches!(forbid(&mut bench, "c"), Step::Nothing));
+    assert!(bench.batches.takes_next());
+    assert!(matches!(forbid(&mut bench, "b"), Step::Nothing), "the third shows the gap");
+    assert!(!bench.batches.takes_next());
+    let (mut bench, replies) = of(&["a", "b", "a"]);
+    assert!(bench.batches.misses_one(&replies[2], &Reply::Gap));
+    assert!(!bench.batches.misses_one("_INBOX.me.b-0.500.fail.3.1.$FI", &Reply::Gap));
+    assert!(!bench.batches.misses_one(&replies[2], &Reply::NoResponders));
+    forbid(&mut bench, "b");
+    assert!(!bench.batches.misses_one(&replies[2], &Reply::Gap), "it is known");
+    // At the end, nothing does.
+    let (mut bench, _) = of(&["a", "b", "b"]);
+    let Step::End { subject, reply } = forbid(&mut bench, "b") else { panic!() };
+    assert_eq!((subject.as_str(), reply.as_str()), ("a", "_INBOX.me.b-1.500.fail.2.3.$FI"));
+    assert!(matches!(forbid(&mut bench, "b"), Step::Nothing), "once");
+    let step = bench.hear(&reply, r#"{"stream":"S","seq":9,"batch":"b-1","count":1}"#);
+    let answers = settled(step).answers();
+    assert_eq!(rows(&answers), [(1, 1, "stored"), (2, 2, "refused"), (3, 3, "not sent")]);
+    // At the beginning there is no batch; with several nobody knows which was meant.
+    let (mut bench, _) = of(&["b", "a"]);
+    let answers = settled(forbid(&mut bench, "b")).answers();
+    assert_eq!(rows(&answers), [(1, 1, "refused"), (2, 2, "not sent")]);
+    let (mut bench, _) = of(&["b", "a", "b"]);
+    assert_eq!(rows(&settled(forbid(&mut bench, "b")).answers()), [(1, 3, "unknown")]);
 }

@@ -4,7 +4,7 @@
 use super::*;
 
 fn error(err_code: u64, description: &str) -> ServerError {
-    ServerError { code: 400, err_code, description: description.into() }
+    ServerError { code: 400, err_code, description: description.into(), undelivered: false }
 }
 
 fn too_large() -> ServerError {
@@ -83,7 +83,6 @@ fn doubts_are_told_apart() {
         (gap.clone(), End::Silence, Doubt::Gap),
         (refused_at(2), End::Silence, Doubt::ServerError),
         (Said::default(), End::Abandoned, Doubt::Gap),
-        (Said::default(), End::NoResponders, Doubt::NoResponders),
         (gap, End::Disconnected, Doubt::Disconnected),
         (Said::default(), ack(9, 6), Doubt::Unproven),
     ] {
@@ -101,6 +100,7 @@ fn a_refused_first_message_ends_its_batch_unless_the_store_failed() {
     };
     assert_eq!(rest(too_large()), (4, Outcome::NotSent));
     assert_eq!(rest(error(10205, "batch publish is disabled")), (4, Outcome::NotSent));
+    assert_eq!(rest(ServerError::nobody_listens("events.a")), (4, Outcome::NotSent));
     let unknown = (4, Outcome::Unknown(Doubt::ServerError));
     assert_eq!(rest(error(10077, "maximum bytes exceeded")), unknown);
     assert_eq!(rest(error(10077, "no space left on device")), unknown);
@@ -128,6 +128,7 @@ fn with_replicas_an_error_is_a_fact_only_before_the_proposal() {
         too_large(),
         error(10077, "maximum messages exceeded"),
         error(10109, "invalid operation on sealed stream"),
+        ServerError::nobody_listens("events.a"),
     ];
     assert!(facts.iter().all(|error| matches!(error.outcome(true), Outcome::Refused(_))));
     let doubts = [error(10077, "no space left on device"), error(10023, "x"), error(1, "x")];
@@ -139,8 +140,13 @@ fn with_replicas_an_error_is_a_fact_only_before_the_proposal() {
 /// Every combination of size, replicas, words and end, against what must hold for each.
 #[test]
 fn no_answer_claims_more_than_it_can() {
-    let errors = [too_large(), error(10077, "no space left on device"), error(10158, "busy")];
-    let mut ends = vec![End::Abandoned, End::NoResponders, End::Silence, End::Disconnected];
+    let errors = [
+        too_large(),
+        error(10077, "no space left on device"),
+        error(10158, "busy"),
+        ServerError::nobody_listens("events.a"),
+    ];
+    let mut ends = vec![End::Abandoned, End::Silence, End::Disconnected];
     ends.extend(errors.iter().cloned().map(End::FirstRefused));
     for (seq, count) in (0..3).flat_map(|seq| (0..5).map(move |count| (seq, count))) {
         ends.extend([false, true].map(|duplicate| End::PubAck { seq, count, duplicate }));
@@ -162,7 +168,7 @@ fn no_answer_claims_more_than_it_can() {
             }
         }
     }
-    assert_eq!(looked_at, 3 * 2 * 20 * 37);
+    assert_eq!(looked_at, 3 * 2 * 26 * 37);
 }
 
 fn check(sent: u64, replicated: bool, said: &Said, end: &End) {

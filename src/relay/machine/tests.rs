@@ -8,7 +8,7 @@ use crate::event::{EventId, RunHash};
 use crate::lsn::Position;
 use crate::message::{Envelope, Template};
 use crate::relay::destination::Phase;
-use crate::relay::outcome::{Doubt, Outcome, Pipeline, Refusal};
+use crate::relay::outcome::{Doubt, Outcome, Pipeline, Refusal, Retention};
 
 const FIRST: DestinationId = DestinationId(0);
 
@@ -49,6 +49,7 @@ fn spec(name: &str, floor: Option<Floor>) -> DestinationSpec {
         recorded: RangeSet::default(),
         recorded_to: Lsn::ZERO,
         floor,
+        recorded_known: 0,
     }
 }
 
@@ -57,6 +58,7 @@ fn facts(created: &str, last_seq: u64, pipeline: Pipeline) -> StreamFacts {
         stream: "EVENTS".to_owned(),
         created: created.to_owned(),
         replicas: 1,
+        retention: Retention::Limits,
         last_seq,
         first_seq: 1,
         max_message_bytes: 10_000,
@@ -126,11 +128,17 @@ impl Scene {
 
     /// The next action is a Resume; it reads up to `last_seq` and finds nothing.
     fn resume(&mut self, created: &str, last_seq: u64) -> Floor {
-        let Some(Action::Resume { floor, .. }) = self.relay.poll(self.now) else {
+        let from = self.ordered();
+        self.found(created, last_seq, &[]);
+        from.floor
+    }
+
+    /// The next action is a Resume.
+    fn ordered(&mut self) -> ReadFrom {
+        let Some(Action::Resume { from, .. }) = self.relay.poll(self.now) else {
             panic!("no Resume")
         };
-        self.found(created, last_seq, &[]);
-        floor
+        from
     }
 
     fn found(&mut self, created: &str, last_seq: u64, seqs: &[i64]) {
@@ -194,6 +202,98 @@ fn a_duplicate_proves_nothing() {
 }
 
 #[test]
+fn resume_is_told_what_is_known_and_what_nobody_asks_for() {
+    let mut known = spec("a", Some(floor("s1", 10)));
+    known.recorded_known = 40;
+    let mut scene = Scene::new(vec![known]);
+    scene.feed(Input::Keepalive { wal_end: Lsn(77) });
+    scene.feed(Input::Up(FIRST, facts("s1", 60, Pipeline::Batch)));
+    let from = scene.ordered();
+    assert_eq!(from, ReadFrom { floor: floor("s1", 10), known: 40, confirmable: Lsn(77) });
+    // It got to 20 only: what is between was not read.
+    scene.found("s1", 20, &[]);
+    scene.commit(&[(1, "r")]);
+    let sent = scene.sent();
+    scene.answer(sent[0], Outcome::Stored { stream_seq: 61, duplicate: false });
+    let from = scene.ordered();
+    assert_eq!((from.floor, from.known), (floor("s1", 20), 61));
+    // The next answer is one that a reconnect overtook.
+    // Of another stream nothing is known.
+    scene.feed(Input::Up(FIRST, facts("s2", 5, Pipeline::Batch)));
+    scene.found("s1", 61, &[]);
+    let from = scene.ordered();
+    assert_eq!((from.floor, from.known), (floor("s2", 0), 0));
+}
+
+#[test]
+fn reading_that_ends_below_what_is_known_is_done_again_from_there() {
+    let mut scene = Scene::flowing(Pipeline::Batch);
+    scene.commit(&[(2, "r")]);
+    let sent = scene.sent();
+    scene.answer(sent[0], refused(None));
+    assert_eq!(scene.resume("s1", 9), floor("s1", 11), "proven, and the last message is gone");
+    assert_eq!(scene.phase(), Phase::Flow);
+    assert_eq!(scene.relay.destinations()[0].floor(), floor("s1", 9));
+}
+
+#[test]
+fn a_receipt_without_an_ack_keeps_what_the_ledger_knew() {
+    let mut odd = spec("a", Some(floor("s1", 10)));
+    odd.recorded_known = 40;
+    odd.filter.kinds = vec!["other".to_owned()];
+    let mut scene = Scene::new(vec![odd]);
+    scene.commit(&[(1, "r")]);
+    scene.pass(Duration::from_millis(100));
+    let draft = scene.drafts().remove(0);
+    assert_eq!((draft.floor, draft.last, draft.known), (floor("s1", 10), None, 40));
+    scene.feed(Input::Recorded);
+    scene.feed(Input::Up(FIRST, facts("s1", 60, Pipeline::PerRun)));
+    scene.commit(&[(2, "r")]);
+    scene.pass(Duration::from_millis(100));
+    assert_eq!(scene.ordered().known, 40);
+    assert_eq!(scene.drafts()[0].known, 40);
+}
+
+#[test]
+fn an_event_that_nobody_answers_holds_up_no_other_run() {
+    for pipeline in [Pipeline::Batch, Pipeline::PerRun] {
+        let mut scene = Scene::flowing(pipeline);
+        scene.commit(&[(2, "silent"), (3, "silent")]);
+        let unanswered = |scene: &mut Scene| {
+            for attempt in scene.sent() {
+                scene.answer(attempt, Outcome::Unknown(Doubt::Silence));
+            }
+            scene.pass(Duration::from_secs(60));
+            scene.resume("s1", 11);
+        };
+        for _ in 0..100 {
+            unanswered(&mut scene);
+        }
+        // Its time has come again, and it is the oldest; the other one has its turn all the same.
+        scene.commit(&[(4, "s")]);
+        let mut seqs: Vec<i64> = Vec::new();
+        while scene.phase() == Phase::Probe {
+            let Some(Action::Send { attempt, message, .. }) = scene.relay.poll(scene.now) else {
+                panic!("nothing is tried")
+            };
+            assert!(scene.sent().is_empty(), "one alone");
+            let seq = message.headers.get("Outbox-Seq").unwrap().as_str().parse().unwrap();
+            seqs.push(seq);
+            if seq == 4 {
+                scene.answer(attempt.0, Outcome::Stored { stream_seq: 12, duplicate: false });
+                scene.resume("s1", 12);
+            } else {
+                scene.answer(attempt.0, Outcome::Unknown(Doubt::Silence));
+                scene.pass(Duration::from_secs(60));
+                scene.resume("s1", 11);
+            }
+        }
+        assert!(seqs == [4] || seqs == [2, 4], "{seqs:?}");
+        assert_eq!(scene.phase(), Phase::Flow);
+    }
+}
+
+#[test]
 fn a_receipt_before_the_first_connect_keeps_the_ledgers_floor() {
     let mut odd = spec("a", Some(floor("s1", 10)));
     odd.filter.kinds = vec!["other".to_owned()];
@@ -230,7 +330,7 @@ fn after_a_refusal_a_batch_begins_anew_with_a_resume() {
     let mut scene = Scene::flowing(Pipeline::Batch);
     scene.commit(&[(2, "r"), (3, "r"), (4, "s")]);
     let sent = scene.sent();
-    scene.answer(sent[0], refused(Some(Reason::Refused)));
+    scene.answer(sent[0], refused(Some(Reason::TooLarge)));
     scene.commit(&[(5, "t")]);
     let actions = scene.poll();
     assert!(matches!(actions[..], [Action::Bury { .. }]), "{actions:?}");
