@@ -13,7 +13,7 @@ use async_nats::message::OutboundMessage;
 use futures_util::StreamExt as _;
 use outboxd::event::{Event, EventId, RunHash, UnixMicros};
 use outboxd::message::{Envelope, Message, Template, encode};
-use outboxd::sandbox::{Dice, Mode, Proxy, STREAM, Workload, World, WorldOptions, stream};
+use outboxd::sandbox::{Dice, Mode, Proxy, STREAM, Workload, World, WorldOptions};
 use support::batches;
 use support::look::metric;
 use support::told::{assert_recorded_is_stored, status, until};
@@ -231,8 +231,7 @@ async fn flows(world: &World) {
 }
 
 async fn stored(world: &World) -> HashSet<uuid::Uuid> {
-    let client = world.broker.connect().await.unwrap();
-    let seen = stream::read(&client, STREAM, 1).await.unwrap();
+    let seen = world.messages().await.unwrap();
     seen.into_iter().filter_map(|seen| Some(seen.event?.id)).collect()
 }
 

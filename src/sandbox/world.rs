@@ -211,12 +211,22 @@ impl World {
         confirmed(&client).await
     }
 
-    /// All messages of the stream.
+    /// All messages of the stream. On a cluster a leader of this moment may not lead in the next:
+    /// asked again.
     ///
     /// # Errors
-    /// When JetStream does not answer.
+    /// When JetStream does not answer for a minute.
     pub async fn messages(&self) -> Result<Vec<Seen>> {
-        stream::read(&self.broker.connect().await?, STREAM, 1).await
+        let start = Instant::now();
+        loop {
+            let read = async { stream::read(&self.broker.connect().await?, STREAM, 1).await };
+            match read.await {
+                Err(_) if start.elapsed() < READY_DEADLINE => {
+                    tokio::time::sleep(LOOK_INTERVAL).await;
+                }
+                read => return read,
+            }
+        }
     }
 
     /// Waits until every committed event is in the stream or in the dead letters, as far as counting

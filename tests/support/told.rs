@@ -26,15 +26,13 @@ pub async fn status(relay: &Relay, pointer: &str) -> Value {
 /// ledger is read first.
 pub async fn assert_recorded_is_stored(world: &World) {
     let recorded = world.recorded("events").await.unwrap();
-    let mut stored = HashSet::new();
-    // A leader of this moment may not lead in the next.
-    until("the stream can be read", Duration::from_secs(60), async || {
-        let read = world.messages().await.map(|messages| {
-            stored = messages.into_iter().filter_map(|seen| Some(seen.event?.id)).collect();
-        });
-        read.is_ok()
-    })
-    .await;
+    let stored: HashSet<_> = world
+        .messages()
+        .await
+        .unwrap()
+        .into_iter()
+        .filter_map(|seen| Some(seen.event?.id))
+        .collect();
     let lost: Vec<_> = recorded.difference(&stored).collect();
     assert!(
         lost.is_empty(),
