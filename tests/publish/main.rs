@@ -500,3 +500,22 @@ async fn a_stop_does_not_wait_for_the_server() {
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     nats.signal(Signal::Continue).unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_was_replaced_is_announced_at_once() {
+    let (nats, mut wire) = ready(|_| {}).await;
+    let before = wire.resume(Floor::default()).await.created;
+    let context = async_nats::jetstream::new(nats.connect().await.unwrap());
+    context.delete_stream("EVENTS").await.unwrap();
+    create(&destination(vec![nats.url()])).await;
+    let began = Instant::now();
+    let resumed = wire.resume(Floor { created: before.clone(), seq: 0 }).await;
+    assert_ne!(resumed.created, before);
+    let facts = wire.up().await;
+    assert_eq!(facts.created, resumed.created);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    // Nothing goes to it that was meant for the other one.
+    let attempts = wire.ship([message(1, b"x".to_vec(), &wire.envelope)]);
+    assert_eq!(wire.outcomes(&attempts).await, [Outcome::NotSent]);
+    wire.close().await;
+}
