@@ -40,15 +40,16 @@ pub(super) struct Link {
     connected: bool,
     /// The stream could not be read back since.
     unreadable: bool,
-    /// A permission was missing, and no ack came since: a new connection proves nothing.
-    forbidden: bool,
+    /// A permission was missing when so many events were acked: a new connection proves nothing,
+    /// only one more ack does.
+    forbidden_at: Option<u64>,
 }
 
 impl Link {
     /// Makes a change; true when the destination is up by it.
     fn change(&mut self, change: impl FnOnce(&mut Link)) -> bool {
         change(self);
-        let up = self.connected && !self.unreadable && !self.forbidden;
+        let up = self.connected && !self.unreadable && self.forbidden_at.is_none();
         let risen = up && !self.up;
         if up != self.up {
             self.since = Some(Instant::now());
@@ -113,12 +114,27 @@ impl DestinationStatus {
 
     /// Not connected. False when this is nothing new.
     pub(super) fn down(&self, failure: &Failure) -> bool {
+        let acked = lock(&self.counters).total.acked;
         let mut link = lock(&self.link);
         let news = !link.knows(failure);
         link.change(|link| {
             link.connected = false;
             link.unreadable = false;
-            link.forbidden |= failure.kind == Kind::BrokerPermission;
+            if failure.kind == Kind::BrokerPermission {
+                link.forbidden_at = Some(acked);
+            }
+            link.failed = Some(Failed::now(failure));
+        });
+        news
+    }
+
+    /// Connected, and a subject may not be published. False when this is nothing new.
+    pub(super) fn forbidden(&self, failure: &Failure) -> bool {
+        let acked = lock(&self.counters).total.acked;
+        let mut link = lock(&self.link);
+        let news = !link.knows(failure);
+        link.change(|link| {
+            link.forbidden_at = Some(acked);
             link.failed = Some(Failed::now(failure));
         });
         news
@@ -143,12 +159,16 @@ impl DestinationStatus {
     /// Takes over what the core knows. Counters are the core's own, since its session began. True
     /// when the destination is up by it.
     pub fn observe(&self, core: &Destination) -> bool {
-        lock(&self.counters).take(core.counts());
+        let acked = {
+            let mut counters = lock(&self.counters);
+            counters.take(core.counts());
+            counters.total.acked
+        };
         let risen = lock(&self.link).change(|link| {
             link.procedure = core.phase().as_str();
             // Read to the end; and further on, proven by an ack.
             link.unreadable &= !matches!(core.phase(), Phase::Probe | Phase::Flow);
-            link.forbidden &= core.phase() != Phase::Flow;
+            link.forbidden_at = link.forbidden_at.filter(|before| acked <= *before);
         });
         let lanes = core.lanes();
         self.lanes.events.store(lanes.len(), Ordering::Relaxed);

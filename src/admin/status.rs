@@ -167,6 +167,11 @@ impl Status {
         self.destination(id).is_some_and(|destination| destination.down(failure))
     }
 
+    /// A destination may not publish a subject. False when this is nothing new.
+    pub fn destination_forbidden(&self, id: DestinationId, failure: &Failure) -> bool {
+        self.destination(id).is_some_and(|destination| destination.forbidden(failure))
+    }
+
     /// A destination's stream can't be read: shown. False when this is nothing new.
     pub fn destination_unreadable(&self, id: DestinationId, failure: &Failure) -> bool {
         self.destination(id).is_some_and(|destination| destination.unreadable(failure))

@@ -55,6 +55,8 @@ pub enum Report {
     Up(StreamFacts),
     /// Not connected, or connected and unable to publish; reported once per change.
     Down(Failure),
+    /// Connected, and the user may not publish a message's subject. Its answer comes by itself.
+    Forbidden(Failure),
     /// What became of attempts, in their order, except where single publishes are answered out of
     /// order. After an unknown outcome, and in `batch` after a refusal, what is shipped and not yet
     /// sent is `NotSent` until a Resume succeeds: the core may have shipped more before it hears of

@@ -247,8 +247,7 @@ impl<'a> Session<'a> {
                 if batches.misses_one(&answer.subject, &reply)
                     && let Ok(forbidden) = timeout(WORD_WITHIN, self.link.forbidden()).await
                 {
-                    let step = batches.on_forbidden(&forbidden.subject, error_of(&forbidden));
-                    self.follow(step).await?;
+                    self.forbidden(&forbidden).await?;
                 }
                 let Pipe::Batch(batches) = &mut self.pipe else { return Ok(()) };
                 let step = batches.on_reply(&answer.subject, reply, Instant::now());
@@ -261,6 +260,7 @@ impl<'a> Session<'a> {
     async fn forbidden(&mut self, forbidden: &Forbidden) -> Result<(), Failure> {
         self.silences = 0;
         let error = error_of(forbidden);
+        self.tell_forbidden(forbidden);
         match &mut self.pipe {
             Pipe::PerRun(flight) => {
                 let answers = flight.on_forbidden(&forbidden.subject, &error);
@@ -272,6 +272,13 @@ impl<'a> Session<'a> {
                 self.follow(step).await
             }
         }
+    }
+
+    /// Behind the acks that came before it, so that none of them passes for a later one.
+    fn tell_forbidden(&mut self, forbidden: &Forbidden) {
+        self.flush_answers();
+        let failure = Failure::new(Kind::BrokerPermission, forbidden.words.clone());
+        self.task.report(Report::Forbidden(failure));
     }
 
     /// Single publishes are answered.

@@ -212,8 +212,14 @@ impl Pump<'_> {
                 self.feed(Input::Up(id, facts))
             }
             Report::Down(failure) => {
+                self.reporter.observe(self.relay);
                 self.reporter.down(id, &failure);
                 self.feed(Input::Down(id))
+            }
+            Report::Forbidden(failure) => {
+                self.reporter.observe(self.relay);
+                self.reporter.forbidden(id, &failure);
+                Ok(())
             }
             Report::Answers(answers) => {
                 for answer in answers {

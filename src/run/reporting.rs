@@ -123,6 +123,14 @@ impl Reporter {
         }
     }
 
+    /// A subject may not be published; told, until an ack shows that it may again.
+    pub fn forbidden(&mut self, id: DestinationId, failure: &Failure) {
+        self.dirty = true;
+        if self.status.destination_forbidden(id, failure) {
+            self.warn(id, failure, "a subject may not be published");
+        }
+    }
+
     /// The stream could not be read.
     pub fn resume_failed(&mut self, id: DestinationId, failure: &Failure) {
         self.dirty = true;

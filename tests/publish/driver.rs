@@ -207,6 +207,7 @@ impl Run {
                 self.resume(false);
             }
             Report::Down(_) => self.phase = Phase::Down,
+            Report::Forbidden(_) => {}
             Report::Resumed(Ok(resumed)) => {
                 let Phase::Resuming { proven } = self.phase else { return };
                 self.floor.seq = resumed.last_seq;

@@ -316,6 +316,7 @@ impl World {
                 self.feed(Input::Up(id, facts));
             }
             Report::Down(_) => self.feed(Input::Down(id)),
+            Report::Forbidden(_) => {}
             Report::Answers(answers) => {
                 for answer in answers {
                     self.answer(at, id, answer);
