@@ -93,7 +93,8 @@ async fn single_publishes_stop_behind_an_unknown_outcome() {
     // Somebody listens, and does not answer.
     let client = nats.connect().await.unwrap();
     let deaf = client.subscribe("events.other").await.unwrap();
-    client.flush().await.unwrap();
+    // An answer on this connection says that the server knows the subscription.
+    client.request("$JS.API.INFO", "".into()).await.unwrap();
     let kinds = ["other", "other", "order.created"].iter().zip(1..);
     let messages = kinds.map(|(kind, seq)| message_of(kind, seq, vec![], &wire.envelope));
     let messages: Vec<_> = messages.collect();
