@@ -123,11 +123,13 @@ async fn doubts(world: &World, cause: &str) -> f64 {
     metric(world, "outboxd_unknown_outcomes_total", cause).await.unwrap_or(0.0)
 }
 
-/// Waits until an outcome is unknown to the relay.
+/// Waits until the relay knows that something is wrong: by an unknown outcome, or, when the leader
+/// has stepped down already, by a refusal that stops the flow.
 async fn doubt(world: &World) {
     let before = doubts(world, "").await;
-    until("an outcome is unknown", Duration::from_secs(30), async || {
-        doubts(world, "").await > before
+    until("the relay is in doubt", Duration::from_secs(60), async || {
+        let procedure = status(&world.relay, "/destinations/0/procedure").await;
+        procedure.as_str().is_some_and(|now| now != "flowing") || doubts(world, "").await > before
     })
     .await;
 }
