@@ -12,6 +12,7 @@ use async_nats::jetstream;
 use outboxd::sandbox::verdict::Verdict;
 use outboxd::sandbox::{NatsOptions, STREAM, Workload, World, WorldOptions};
 use serde_json::json;
+use support::batches;
 use support::look::{edit_stream, publish};
 use support::told::{status, until};
 use support::{SETTLE, finish_and_judge, log_tail, options, workload};
@@ -145,6 +146,10 @@ async fn the_stream_is_deleted_and_made_again() {
 #[tokio::test]
 async fn batches_are_switched_off_and_on() {
     let world = World::start(options()).await.unwrap();
+    let client = world.broker.connect().await.unwrap();
+    if !batches::taken_by(&client, "batches_are_switched_off_and_on").await {
+        return;
+    }
     let sampling = world.sample().await.unwrap();
     let load = world.load(Workload { events: u64::MAX, rate: Some(300), ..workload() });
     let owner = world.broker.connect().await.unwrap();
