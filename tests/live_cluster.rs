@@ -124,12 +124,15 @@ async fn doubts(world: &World, cause: &str) -> f64 {
 }
 
 /// Waits until the relay knows that something is wrong: by an unknown outcome, or, when the leader
-/// has stepped down already, by a refusal that stops the flow.
+/// has stepped down already, by a refusal that stops the flow or lets runs wait.
 async fn doubt(world: &World) {
     let before = doubts(world, "").await;
     until("the relay is in doubt", Duration::from_secs(60), async || {
         let procedure = status(&world.relay, "/destinations/0/procedure").await;
-        procedure.as_str().is_some_and(|now| now != "flowing") || doubts(world, "").await > before
+        let retrying = status(&world.relay, "/destinations/0/retrying").await;
+        procedure.as_str().is_some_and(|now| now != "flowing")
+            || retrying.as_u64().is_some_and(|runs| runs > 0)
+            || doubts(world, "").await > before
     })
     .await;
 }
