@@ -180,13 +180,7 @@ async fn prepare(
     let (system, timeline) = (&identity.system_identifier, identity.timeline);
     let row =
         identity::read_or_create(&client, name, &config.source.table, system, timeline).await?;
-    if row.system_identifier != *system {
-        let detail = format!(
-            "the ledger of relay `{name}` was written in cluster {}, this is cluster {system}",
-            row.system_identifier
-        );
-        return Err(Failure::new(Kind::OtherCluster, detail));
-    }
+    row.require_cluster(name, system)?;
     if row.timeline != timeline {
         tracing::warn!(
             was = row.timeline,
