@@ -90,6 +90,32 @@ COMMENT ON TABLE outbox.relay IS
 COMMENT ON COLUMN outbox.relay.generation IS
     'Goes up when the history of the database was replaced (restore to an older point).';
 
+CREATE TABLE outbox.destination (
+    relay       text           NOT NULL,
+    name        text           NOT NULL,
+    active      boolean        NOT NULL DEFAULT true,
+    required    boolean        NOT NULL DEFAULT true,
+    frontier    bigint         NOT NULL,
+    holes       int8multirange NOT NULL DEFAULT '{}',
+    receipt_id  bigint         NOT NULL DEFAULT 0,
+    gap_since   timestamptz,
+    created_at  timestamptz    NOT NULL DEFAULT now(),
+    updated_at  timestamptz    NOT NULL DEFAULT now(),
+    PRIMARY KEY (relay, name)
+);
+COMMENT ON TABLE outbox.destination IS
+    'How far the table was looked through for each destination: where a sweep begins.';
+COMMENT ON COLUMN outbox.destination.active IS
+    'Is it in the configuration of the relay that ran last? Others hold nothing back.';
+COMMENT ON COLUMN outbox.destination.frontier IS
+    'Every number up to this one is in a receipt, or no row has it and none will; but for the holes.';
+COMMENT ON COLUMN outbox.destination.holes IS
+    'Numbers up to the frontier that may have a row without a receipt.';
+COMMENT ON COLUMN outbox.destination.receipt_id IS
+    'Receipts up to this id are in frontier and holes already.';
+COMMENT ON COLUMN outbox.destination.gap_since IS
+    'Not NULL: rows were committed that no slot will bring. What WAL brings waits until they are sent.';
+
 -- The ledger: append-only, one row per destination and flush.
 --
 -- Small on purpose. A row of one unbroken range is about 230 bytes, with both indexes and the
@@ -119,6 +145,7 @@ CREATE TABLE outbox.receipt (
     PRIMARY KEY (relay, destination, id)
 );
 CREATE INDEX receipt_last_lsn_idx ON outbox.receipt (relay, last_lsn);
+CREATE INDEX receipt_handed_idx ON outbox.receipt (relay, destination, id) WHERE outcome = 'handed';
 
 COMMENT ON TABLE outbox.receipt IS
     'What was decided, for which destination. Only receipts say whether an event is done.';
@@ -145,6 +172,7 @@ CREATE TABLE outbox.dead_letter (
     generation        int         NOT NULL,
     event_id          text        NOT NULL,
     run_id            text,
+    run_hash          bigint      NOT NULL,
     kind              text        NOT NULL,
     tenant            text,
     version           int,
@@ -158,15 +186,25 @@ CREATE TABLE outbox.dead_letter (
     detail            text        NOT NULL,
     server_code       bigint,
     attempts          bigint      NOT NULL,
+    blocks_run        boolean     NOT NULL DEFAULT false,
     buried_at         timestamptz NOT NULL DEFAULT now(),
     state             text        NOT NULL DEFAULT 'buried'
-        CHECK (state IN ('buried', 'redriven', 'discarded')),
+        CHECK (state IN ('buried', 'redriving', 'redriven', 'discarded')),
     state_changed_at  timestamptz,
     state_changed_by  text,
     state_reason      text,
     UNIQUE (relay, destination, seq, event_id)
 );
+CREATE INDEX dead_letter_open_idx ON outbox.dead_letter (relay, destination, id)
+    WHERE state IN ('buried', 'redriving');
+
 COMMENT ON TABLE outbox.dead_letter IS
     'Events that can''t be published, with reason and the server''s error code.';
+COMMENT ON COLUMN outbox.dead_letter.run_hash IS
+    'Hash of the ordering key, as in outbox.receipt.handed_runs.';
+COMMENT ON COLUMN outbox.dead_letter.blocks_run IS
+    'The run waits behind this letter until it is redriven or discarded.';
+COMMENT ON COLUMN outbox.dead_letter.state IS
+    'redriving: to be sent again by the relay; then redriven, or buried once more.';
 
 INSERT INTO outbox.schema_version (version) VALUES (1);

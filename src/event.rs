@@ -90,6 +90,11 @@ impl RunHash {
         RunHash(fnv1a(0xcbf2_9ce4_8422_2325, run))
     }
 
+    /// As PostgreSQL's `bigint` stores it: the same 64 bits.
+    pub fn signed(self) -> i64 {
+        self.0.cast_signed()
+    }
+
     /// A row without an ordering key waits for nobody: it has a lane of its own.
     pub fn of_seq(seq: i64) -> RunHash {
         RunHash(fnv1a(fnv1a(0xcbf2_9ce4_8422_2325, b"\0seq"), &seq.to_be_bytes()))

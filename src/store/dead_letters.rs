@@ -27,20 +27,20 @@ pub struct DeadLetter {
 }
 
 pub(super) const BURY: &str = "\
-    INSERT INTO outbox.dead_letter (relay, generation, destination, seq, event_id, run_id, kind, \
-        tenant, version, payload, headers, event_created_at, committed_at, commit_lsn, \
+    INSERT INTO outbox.dead_letter (relay, generation, destination, seq, event_id, run_id, run_hash, \
+        kind, tenant, version, payload, headers, event_created_at, committed_at, commit_lsn, \
         commit_index, reason, detail, server_code, attempts) \
-    SELECT $1::text, $2::int4, l.destination, l.seq, l.event_id, l.run_id, l.kind, l.tenant, \
-        l.version, l.payload, l.headers, \
+    SELECT $1::text, $2::int4, l.destination, l.seq, l.event_id, l.run_id, l.run_hash, l.kind, \
+        l.tenant, l.version, l.payload, l.headers, \
         timestamptz 'epoch' + l.created_at * interval '1 microsecond', \
         timestamptz 'epoch' + l.committed_at * interval '1 microsecond', \
         l.commit_lsn, l.commit_index, l.reason, l.detail, l.server_code, l.attempts \
     FROM unnest($3::text[], $4::int8[], $5::text[], $6::text[], $7::text[], $8::text[], \
                 $9::int4[], $10::bytea[], $11::text[], $12::int8[], $13::int8[], $14::pg_lsn[], \
-                $15::int8[], $16::text[], $17::text[], $18::int8[], $19::int8[]) \
+                $15::int8[], $16::text[], $17::text[], $18::int8[], $19::int8[], $20::int8[]) \
          WITH ORDINALITY AS l (destination, seq, event_id, run_id, kind, tenant, version, payload, \
                 headers, created_at, committed_at, commit_lsn, commit_index, reason, detail, \
-                server_code, attempts, place) \
+                server_code, attempts, run_hash, place) \
     ORDER BY l.place \
     ON CONFLICT (relay, destination, seq, event_id) DO NOTHING";
 
@@ -91,6 +91,7 @@ impl Store {
                     &letters.iter().map(|l| text(l.detail.as_bytes())).collect::<Vec<_>>(),
                     &letters.iter().map(|l| l.server_code.map(count)).collect::<Vec<_>>(),
                     &letters.iter().map(|l| count(l.attempts)).collect::<Vec<_>>(),
+                    &letters.iter().map(|l| l.event.run_hash.signed()).collect::<Vec<_>>(),
                 ],
             )
             .await;

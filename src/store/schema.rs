@@ -165,7 +165,7 @@ pub fn relay_rights(table: &QualifiedName) -> Vec<NeededRight> {
     rights.extend(of("table", "outbox", Some("event"), &["SELECT"]));
     rights.extend(of("sequence", "outbox", Some("event_seq"), &["SELECT"]));
     rights.extend(of("table", "outbox", Some("receipt"), &["SELECT", "INSERT"]));
-    for name in ["relay", "dead_letter"] {
+    for name in ["relay", "destination", "dead_letter"] {
         rights.extend(of("table", "outbox", Some(name), &["SELECT", "INSERT", "UPDATE"]));
     }
     if !is_own(table) {
