@@ -159,7 +159,7 @@ impl Oids<'_> {
 
 /// A column's value as sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Value<'a> {
+pub enum Value<'a> {
     /// SQL NULL, and a column that the relation doesn't have.
     #[default]
     Null,

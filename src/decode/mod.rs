@@ -6,14 +6,15 @@
 //! column names of the description last seen, never by the live catalog.
 //!
 //! In reading order: `cursor` (checked reads), `frame` (layout of the frames), `relation` (columns
-//! to roles), `value` (one column's value), `row` (a row to an event), `quote` (foreign text in
-//! messages).
+//! to roles), `value` (one column's value), `row` (a row to an event), `table` (the same for rows that
+//! were read from the table), `quote` (foreign text in messages).
 
 mod cursor;
 mod frame;
 mod quote;
 mod relation;
 mod row;
+mod table;
 mod value;
 
 use bytes::Bytes;
@@ -22,8 +23,10 @@ use std::fmt;
 use crate::config::{ColumnMap, QualifiedName};
 use crate::event::{Event, UnixMicros};
 use crate::lsn::{Lsn, Position};
-use frame::{Frame, FrameError, Tuple, Value};
+pub use frame::Value;
+use frame::{Frame, FrameError, Tuple};
 use relation::{PerRole, Relations};
+pub use table::{TableColumn, TablePlan};
 
 /// What one frame means to the relay.
 #[derive(Debug, Clone)]

@@ -50,7 +50,7 @@ impl Shape {
     }
 
     /// A Type frame names the base type of a domain; types of `pg_catalog` have no namespace in it.
-    fn of_name(namespace: &[u8], name: &[u8]) -> Shape {
+    pub(super) fn of_name(namespace: &[u8], name: &[u8]) -> Shape {
         if !namespace.is_empty() && namespace != b"pg_catalog" {
             return Shape::Foreign;
         }
@@ -123,7 +123,7 @@ pub(super) struct Column {
     pub(super) type_oid: u32,
 }
 
-/// How the rows of one Relation frame become events.
+/// How the rows of a relation with certain columns become events.
 #[derive(Debug)]
 pub(super) struct Plan {
     /// Columns of the relation, with or without a role.
@@ -139,7 +139,11 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    fn new(map: &ColumnMap, frame: &RelationFrame<'_>, types: &HashMap<u32, Shape>) -> Plan {
+    pub(super) fn new(
+        map: &ColumnMap,
+        relation: &[ColumnFrame<'_>],
+        types: &HashMap<u32, Shape>,
+    ) -> Plan {
         let wanted = [
             (Role::Seq, Some(&map.seq)),
             (Role::Id, Some(&map.id)),
@@ -152,7 +156,7 @@ impl Plan {
             (Role::CreatedAt, map.created_at.as_ref()),
         ];
         let mut plan = Plan {
-            width: frame.columns.len(),
+            width: relation.len(),
             roles: Vec::with_capacity(wanted.len()),
             columns: PerRole::default(),
             fault: None,
@@ -160,8 +164,8 @@ impl Plan {
         };
         for (role, name) in wanted {
             let Some(name) = name else { continue };
-            let found = frame.columns.iter().position(|column| column.name == name.as_bytes());
-            let found = found.and_then(|index| Some((index, frame.columns.get(index)?)));
+            let found = relation.iter().position(|column| column.name == name.as_bytes());
+            let found = found.and_then(|index| Some((index, relation.get(index)?)));
             if let Some((index, ColumnFrame { type_oid, .. })) = found {
                 let fixed = Shape::of_oid(*type_oid);
                 let shape = types.get(type_oid).copied().unwrap_or(fixed);
@@ -171,10 +175,10 @@ impl Plan {
                 continue;
             }
             match role {
-                Role::Seq => plan.no_seq = Some(missing(name, frame)),
+                Role::Seq => plan.no_seq = Some(missing(name, relation)),
                 Role::Id | Role::Run | Role::Kind | Role::Payload => {
                     plan.fault.get_or_insert_with(|| {
-                        Fault::new(Reason::Unmappable, missing(name, frame))
+                        Fault::new(Reason::Unmappable, missing(name, relation))
                     });
                 }
                 Role::Tenant | Role::Version | Role::Headers | Role::CreatedAt => {}
@@ -185,9 +189,9 @@ impl Plan {
     }
 }
 
-fn missing(name: &str, frame: &RelationFrame<'_>) -> String {
+fn missing(name: &str, relation: &[ColumnFrame<'_>]) -> String {
     let mut has = String::new();
-    for column in &frame.columns {
+    for column in relation {
         has.push_str(if has.is_empty() { "" } else { ", " });
         // The detail stays bounded: a table may have 1,600 columns of 63 bytes.
         if has.len() > 300 {
@@ -223,7 +227,7 @@ impl Relations {
     pub(super) fn learn(&mut self, frame: &RelationFrame<'_>) {
         let outbox = frame.namespace == self.table.schema.as_bytes()
             && frame.name == self.table.name.as_bytes();
-        let plan = outbox.then(|| Box::new(Plan::new(&self.map, frame, &self.types)));
+        let plan = outbox.then(|| Box::new(Plan::new(&self.map, &frame.columns, &self.types)));
         self.relations.insert(frame.oid, plan);
     }
 
