@@ -95,6 +95,11 @@ impl RunHash {
         self.0.cast_signed()
     }
 
+    /// Reads it back from a `bigint`.
+    pub fn of_signed(hash: i64) -> RunHash {
+        RunHash(hash.cast_unsigned())
+    }
+
     /// A row without an ordering key waits for nobody: it has a lane of its own.
     pub fn of_seq(seq: i64) -> RunHash {
         RunHash(fnv1a(fnv1a(0xcbf2_9ce4_8422_2325, b"\0seq"), &seq.to_be_bytes()))

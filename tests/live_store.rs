@@ -51,6 +51,7 @@ fn published(seqs: &[(i64, i64)], last_lsn: Option<u64>, floor: u64) -> Receipt 
         destination: "events".into(),
         outcome: ReceiptOutcome::Published,
         seqs: seqs.to_vec(),
+        handed: vec![],
         events: 1,
         unmatched: 0,
         first_lsn: last_lsn.map(Lsn),
@@ -348,8 +349,12 @@ async fn a_row_exists_when_number_and_id_agree() {
         (4, ids[0].clone()),
         (2, EventId::Text("x".into())),
     ];
-    assert_eq!(store.existing(&client, &asked).await.unwrap(), [1, 3]);
-    assert_eq!(store.existing(&client, &[]).await.unwrap(), [0; 0]);
+    let existing = store.existing(&client, &asked).await.unwrap();
+    assert_eq!(existing.seqs, [1, 3]);
+    let now = text(&client, "SELECT pg_current_wal_insert_lsn()::text").await;
+    assert!(existing.until.is_some_and(|until| until <= now.parse().unwrap()));
+    let none = store.existing(&client, &[]).await.unwrap();
+    assert_eq!((none.seqs, none.until), (vec![], None));
 }
 
 #[tokio::test]

@@ -87,7 +87,7 @@ impl Ledger {
     pub async fn record(self: Arc<Self>, drafts: Vec<(Place, ReceiptDraft)>) -> Done {
         let receipts: Vec<Receipt> =
             drafts.iter().flat_map(|(place, draft)| receipts(place, draft)).collect();
-        Done::Recorded(self.store.append(&self.client, self.generation, &receipts).await)
+        Done::Recorded(self.store.append(&self.client, self.generation, &receipts).await.map(drop))
     }
 
     /// Writes one dead letter.
@@ -118,11 +118,14 @@ impl Ledger {
     ) -> Result<Verified, Failure> {
         let mut seqs = RangeSet::default();
         let mut events = 0;
+        let mut until = None;
         // Bounded statements: a stream that was never read can hold millions of our messages.
         for chunk in candidates.chunks(10_000) {
             let wanted: Vec<(i64, EventId)> =
                 chunk.iter().map(|found| (found.seq, found.id.clone())).collect();
-            for seq in self.store.existing(&self.client, &wanted).await? {
+            let existing = self.store.existing(&self.client, &wanted).await?;
+            until = until.max(existing.until);
+            for seq in existing.seqs {
                 if !seqs.contains(seq) {
                     events += 1;
                     seqs.insert(seq);
@@ -143,17 +146,20 @@ impl Ledger {
         let counted = || candidates.iter().filter(|found| seqs.contains(found.seq));
         let last = counted().max_by_key(|found| found.stream_seq);
         let known: Option<Vec<Lsn>> = counted().map(|found| found.commit_lsn).collect();
-        let lsns = known.unwrap_or_default();
-        let last_lsn = lsns.iter().max().copied();
+        // A message that only the slow path sent does not say where its event was committed: then
+        // somewhere below the position at which its row was seen.
+        let last_lsn = known.as_ref().map_or(until, |lsns| lsns.iter().max().copied());
+        let first_lsn = known.and_then(|lsns| lsns.into_iter().min());
         if let Some(last) = last {
             let receipt = Receipt {
                 stream_msg_id: place.message_id(&last.id),
                 destination: place.destination,
                 outcome: ReceiptOutcome::Published,
                 seqs: seqs.iter().collect(),
+                handed: Vec::new(),
                 events,
                 unmatched: 0,
-                first_lsn: lsns.iter().min().copied(),
+                first_lsn,
                 last_lsn,
                 stream: place.envelope.stream,
                 stream_created: resumed.created.clone(),
@@ -176,6 +182,7 @@ fn receipts(place: &Place, draft: &ReceiptDraft) -> Vec<Receipt> {
         destination: place.destination.clone(),
         outcome,
         seqs: seqs.iter().collect(),
+        handed: Vec::new(),
         events,
         unmatched,
         first_lsn: decided.first_lsn,

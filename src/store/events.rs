@@ -2,17 +2,30 @@
 
 use std::collections::HashMap;
 use tokio_postgres::Client;
+use tokio_postgres::types::PgLsn;
 
 use super::sql::{quote_ident, quote_name};
 use super::{Store, failed};
 use crate::config::{ColumnMap, QualifiedName};
 use crate::error::Failure;
 use crate::event::EventId;
+use crate::lsn::Lsn;
 
-/// Numbers are looked up by index, ids compared here: one plan for every type of id column.
+/// Rows that are there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Existing {
+    /// Their numbers, ascending.
+    pub seqs: Vec<i64>,
+    /// All of them committed below this position; `None` when there are none.
+    pub until: Option<Lsn>,
+}
+
+/// Numbers are looked up by index, ids compared here: one plan for every type of id column. The
+/// position is that of a time after the statement's snapshot was taken.
 pub(super) fn existing_sql(table: &QualifiedName, columns: &ColumnMap) -> String {
     format!(
-        "SELECT {seq}::int8, {id}::text FROM {table} WHERE {seq} = ANY ($1::int8[])",
+        "SELECT {seq}::int8, {id}::text, pg_current_wal_insert_lsn() \
+         FROM {table} WHERE {seq} = ANY ($1::int8[])",
         seq = quote_ident(&columns.seq),
         id = quote_ident(&columns.id),
         table = quote_name(table),
@@ -26,27 +39,29 @@ impl Store {
         &self,
         client: &Client,
         events: &[(i64, EventId)],
-    ) -> Result<Vec<i64>, Failure> {
+    ) -> Result<Existing, Failure> {
         let mut wanted: HashMap<i64, Vec<String>> = HashMap::with_capacity(events.len());
         for (seq, id) in events {
             wanted.entry(*seq).or_default().push(id.to_string());
         }
         let seqs: Vec<i64> = wanted.keys().copied().collect();
         let read = async {
-            let mut found = Vec::with_capacity(seqs.len());
+            let (mut found, mut until) = (Vec::with_capacity(seqs.len()), None);
             for row in client.query(&self.existing, &[&seqs]).await? {
                 let (seq, id): (i64, Option<&str>) = (row.try_get(0)?, row.try_get(1)?);
                 if wanted.get(&seq).is_some_and(|ids| ids.iter().any(|one| Some(&**one) == id)) {
                     found.push(seq);
+                    let lsn: PgLsn = row.try_get(2)?;
+                    until = until.max(Some(Lsn(lsn.into())));
                 }
             }
-            Ok(found)
+            Ok((found, until))
         };
-        let mut found: Vec<i64> = read
+        let (mut seqs, until) = read
             .await
             .map_err(|error| failed("cannot look for rows in the outbox table", &error))?;
-        found.sort_unstable();
-        found.dedup();
-        Ok(found)
+        seqs.sort_unstable();
+        seqs.dedup();
+        Ok(Existing { seqs, until })
     }
 }

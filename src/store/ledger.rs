@@ -4,9 +4,10 @@
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
-use super::sql::{multirange, parse_multirange};
+use super::sql::{array, multirange, parse_multirange};
 use super::{Store, failed, unexpected};
 use crate::error::{Failure, Kind};
+use crate::event::RunHash;
 use crate::lsn::Lsn;
 use crate::relay::outcome::Floor;
 
@@ -21,6 +22,9 @@ pub enum ReceiptOutcome {
     Unmatched,
     /// The row went away while it was undecided.
     Gone,
+    /// Not final: the numbers wait, and the ledger holds them instead of memory. See
+    /// [`Store::waiting`].
+    Handed,
 }
 
 impl ReceiptOutcome {
@@ -31,6 +35,7 @@ impl ReceiptOutcome {
             ReceiptOutcome::Dead => "dead",
             ReceiptOutcome::Unmatched => "unmatched",
             ReceiptOutcome::Gone => "gone",
+            ReceiptOutcome::Handed => "handed",
         }
     }
 }
@@ -42,8 +47,12 @@ pub struct Receipt {
     pub destination: String,
     /// Holds for every number, but for those counted by `unmatched`.
     pub outcome: ReceiptOutcome,
-    /// Inclusive ranges of decided numbers; empty in a receipt that records a floor alone.
+    /// Inclusive ranges of decided (or handed) numbers; empty in a receipt that records a floor
+    /// alone.
     pub seqs: Vec<(i64, i64)>,
+    /// Only of [`ReceiptOutcome::Handed`], else empty: the same numbers in commit order, with the
+    /// hashes of their runs.
+    pub handed: Vec<(i64, RunHash)>,
     /// How many of the numbers have `outcome`.
     pub events: u64,
     /// How many of the numbers matched no filter (only in a `Published` receipt that lists them so
@@ -51,7 +60,7 @@ pub struct Receipt {
     pub unmatched: u64,
     /// Lowest commit LSN of the numbers; `None` when the WAL never showed them.
     pub first_lsn: Option<Lsn>,
-    /// Highest commit LSN of the numbers.
+    /// Highest commit LSN of the numbers, or a position above it.
     pub last_lsn: Option<Lsn>,
     /// Stream of the destination.
     pub stream: String,
@@ -91,17 +100,22 @@ pub struct Latest {
     pub stream_msg_id: String,
 }
 
+// Arrays of one length each are all that unnest takes apart: lists of numbers go in as text.
 pub(super) const APPEND: &str = "\
     INSERT INTO outbox.receipt (relay, generation, destination, outcome, seqs, events, unmatched, \
-        first_lsn, last_lsn, stream, stream_created, stream_seq, stream_msg_id, floor_seq) \
+        first_lsn, last_lsn, stream, stream_created, stream_seq, stream_msg_id, floor_seq, \
+        handed_seqs, handed_runs) \
     SELECT $1::text, $2::int4, r.destination, r.outcome, r.seqs::int8multirange, r.events, \
         r.unmatched, r.first_lsn, r.last_lsn, r.stream, r.stream_created, r.stream_seq, \
-        r.stream_msg_id, r.floor_seq \
+        r.stream_msg_id, r.floor_seq, r.handed_seqs::int8[], r.handed_runs::int8[] \
     FROM unnest($3::text[], $4::text[], $5::text[], $6::int4[], $7::int4[], $8::pg_lsn[], \
-                $9::pg_lsn[], $10::text[], $11::text[], $12::int8[], $13::text[], $14::int8[]) \
+                $9::pg_lsn[], $10::text[], $11::text[], $12::int8[], $13::text[], $14::int8[], \
+                $15::text[], $16::text[]) \
          WITH ORDINALITY AS r (destination, outcome, seqs, events, unmatched, first_lsn, last_lsn, \
-                stream, stream_created, stream_seq, stream_msg_id, floor_seq, place) \
-    ORDER BY r.place";
+                stream, stream_created, stream_seq, stream_msg_id, floor_seq, handed_seqs, \
+                handed_runs, place) \
+    ORDER BY r.place \
+    RETURNING id";
 
 // A destination that was down for a day leaves hundreds of thousands of receipts of the others
 // above the watermark. The server merges them, so that memory holds their ranges and not their
@@ -127,22 +141,29 @@ pub(super) const LATEST: &str = "\
 
 impl Store {
     /// Appends receipts: one statement, all or none, durable when it returns (see
-    /// [`Store::open`]). Only after that may the slot be confirmed beyond their events.
+    /// [`Store::open`]). Only after that may the slot be confirmed beyond their events. Returns
+    /// their ids, in order.
     pub async fn append(
         &self,
         client: &Client,
         generation: i32,
         receipts: &[Receipt],
-    ) -> Result<(), Failure> {
+    ) -> Result<Vec<i64>, Failure> {
         if receipts.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let each = |part: fn(&Receipt) -> &str| receipts.iter().map(part).collect::<Vec<&str>>();
         let count = |events: u64| i32::try_from(events).unwrap_or(i32::MAX);
         let seqs: Vec<String> = receipts.iter().map(|r| multirange(&r.seqs)).collect();
         let lsn = |lsn: Option<Lsn>| lsn.map(|lsn| PgLsn::from(lsn.0));
+        let handed = |part: fn(&(i64, RunHash)) -> i64| {
+            let lists = receipts
+                .iter()
+                .map(|r| (!r.handed.is_empty()).then(|| array(r.handed.iter().map(part))));
+            lists.collect::<Vec<Option<String>>>()
+        };
         let result = client
-            .execute(
+            .query(
                 &self.append,
                 &[
                     &self.relay,
@@ -159,10 +180,14 @@ impl Store {
                     &signed(receipts.iter().map(|r| r.stream_seq))?,
                     &each(|r| &r.stream_msg_id),
                     &signed(receipts.iter().map(|r| r.floor))?,
+                    &handed(|(seq, _)| *seq),
+                    &handed(|(_, run)| run.signed()),
                 ],
             )
             .await;
-        result.map(drop).map_err(|error| failed("cannot append to the ledger", &error))
+        result
+            .and_then(|rows| rows.iter().map(|row| row.try_get(0)).collect())
+            .map_err(|error| failed("cannot append to the ledger", &error))
     }
 
     /// What is final among the events that the WAL brings again when it is read from `from`, and

@@ -2,22 +2,28 @@
 //! Decides nothing but what one statement can say; knows no NATS.
 //!
 //! In the order of a relay's start: [`lock`] → [`schema`] → [`shape`] → [`identity`] → [`ledger`] →
-//! [`events`]; while it runs [`ledger`] and [`dead_letters`]. [`publication`] and [`slot`] are made
-//! by `outboxd init`; [`unrecorded`] says what is at stake when a slot goes.
+//! [`events`]; while it runs [`ledger`] and [`dead_letters`]. The slow path: [`destinations`] says
+//! where a sweep begins, [`sweep`] finds undecided rows, [`waiting`] those that were handed over,
+//! [`rows`] reads them. [`publication`] and [`slot`] are made by `outboxd init`; [`unrecorded`] says
+//! what is at stake when a slot goes.
 
 pub mod dead_letters;
+pub mod destinations;
 pub mod events;
 pub mod facts;
 pub mod identity;
 pub mod ledger;
 pub mod lock;
 pub mod publication;
+pub mod rows;
 pub mod rules;
 pub mod schema;
 pub mod shape;
 pub mod slot;
 pub mod sql;
+pub mod sweep;
 pub mod unrecorded;
+pub mod waiting;
 
 use tokio_postgres::{Client, Statement};
 
@@ -37,6 +43,10 @@ pub struct Store {
     existing: Statement,
     bury: Statement,
     pulse: Statement,
+    waiting: Statement,
+    destinations: destinations::Statements,
+    sweep: sweep::Statements,
+    reader: rows::Reader,
     slot: String,
 }
 
@@ -50,20 +60,27 @@ impl Store {
         settle(client).await?;
         schema::require(client).await?;
         let existing = events::existing_sql(&source.table, &source.columns);
+        let refused = |error| failed("cannot prepare the relay's statements", &error);
         let database_is_utf8 = async {
             let row = client.query_one("SELECT current_setting('server_encoding')", &[]);
             row.await?.try_get::<_, String>(0)
         };
-        let (append, load, latest, existing, bury, pulse, encoding) = tokio::try_join!(
+        let (append, load, latest, existing, bury, pulse, waiting, encoding) = tokio::try_join!(
             client.prepare(ledger::APPEND),
             client.prepare(ledger::LOAD),
             client.prepare(ledger::LATEST),
             client.prepare(&existing),
             client.prepare(dead_letters::BURY),
             client.prepare(PULSE),
+            client.prepare(waiting::WAITING),
             database_is_utf8,
         )
-        .map_err(|error| failed("cannot prepare the relay's statements", &error))?;
+        .map_err(refused)?;
+        let (destinations, sweep) = tokio::try_join!(
+            destinations::Statements::prepare(client),
+            sweep::Statements::prepare(client, source),
+        )
+        .map_err(refused)?;
         Ok(Store {
             relay: relay.to_owned(),
             database_is_utf8: encoding == "UTF8",
@@ -73,6 +90,10 @@ impl Store {
             existing,
             bury,
             pulse,
+            waiting,
+            destinations,
+            sweep,
+            reader: rows::Reader::new(source),
             slot: source.slot.clone(),
         })
     }
@@ -105,17 +126,21 @@ const PULSE: &str = "\
 /// Time limits: the session idles between receipts by design. `row_security = off` turns a policy
 /// that would hide rows into an error: a hidden row looks like one that never committed. An empty
 /// search path (pg_catalog is always searched) keeps objects of others out of our statements.
+///
+/// `jit`: it starts by the planner's guess at the rows of a multirange, which is far too high, and
+/// takes longer than our statements do.
 pub async fn settle(client: &Client) -> Result<(), Failure> {
     const SETTLE: &str = "\
         SELECT set_config(name, CASE name \
                    WHEN 'synchronous_commit' THEN 'on' \
                    WHEN 'row_security' THEN 'off' \
                    WHEN 'search_path' THEN '' \
+                   WHEN 'jit' THEN 'off' \
                    ELSE '0' END, false) \
         FROM pg_settings \
         WHERE name IN ('statement_timeout', 'lock_timeout', 'idle_session_timeout', \
                        'idle_in_transaction_session_timeout', 'transaction_timeout', \
-                       'row_security', 'search_path') \
+                       'row_security', 'search_path', 'jit') \
            OR (name = 'synchronous_commit' AND setting NOT IN ('on', 'remote_apply'))";
     client
         .query(SETTLE, &[])

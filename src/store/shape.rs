@@ -63,13 +63,32 @@ pub struct Sequence {
     pub increment: i64,
     /// Starts again after its end.
     pub cycle: bool,
+    /// This role may see its last value.
+    pub readable: bool,
     /// Roles that may draw or set numbers outside of an INSERT.
     pub drawers: Vec<String>,
 }
 
-// The sequence is the one owned by the column (identity, serial), or else the one that the
-// column's default draws from.
-const FIND: &str = "\
+/// The sequence of column `s` (pg_attribute) of table `c` (pg_class), as an SQL expression: the one
+/// owned by the column (identity, serial), or else the one that the column's default draws from.
+macro_rules! sequence_of {
+    () => {
+        "coalesce( \
+          (SELECT objid FROM pg_depend \
+           WHERE classid = 'pg_class'::regclass AND refclassid = 'pg_class'::regclass \
+             AND refobjid = c.oid AND refobjsubid = s.attnum AND deptype IN ('a', 'i') \
+             AND objid IN (SELECT seqrelid FROM pg_sequence) LIMIT 1), \
+          (SELECT d.refobjid FROM pg_attrdef f JOIN pg_depend d \
+             ON d.classid = 'pg_attrdef'::regclass AND d.objid = f.oid \
+            AND d.refclassid = 'pg_class'::regclass \
+           WHERE f.adrelid = c.oid AND f.adnum = s.attnum \
+             AND d.refobjid IN (SELECT seqrelid FROM pg_sequence) LIMIT 1))"
+    };
+}
+pub(super) const SEQUENCE_OF: &str = sequence_of!();
+
+const FIND: &str = concat!(
+    "\
     SELECT jsonb_build_object( \
       'kind', c.relkind, \
       'without_wal', array( \
@@ -98,22 +117,16 @@ const FIND: &str = "\
           SELECT jsonb_build_object('name', q.oid::regclass::text, \
                  'type', format_type(seqtypid, NULL), 'cache', seqcache, \
                  'increment', seqincrement, 'cycle', seqcycle, \
+                 'readable', has_sequence_privilege(q.oid, 'USAGE, SELECT'), \
                  'drawers', array( \
                      SELECT DISTINCT coalesce(r.rolname, 'PUBLIC') \
                      FROM aclexplode(q.relacl) g LEFT JOIN pg_roles r ON r.oid = g.grantee \
                      WHERE g.privilege_type IN ('USAGE', 'UPDATE') AND g.grantee <> q.relowner \
                      ORDER BY 1)) \
           FROM pg_sequence JOIN pg_class q ON q.oid = seqrelid \
-          WHERE seqrelid = coalesce( \
-              (SELECT objid FROM pg_depend \
-               WHERE classid = 'pg_class'::regclass AND refclassid = 'pg_class'::regclass \
-                 AND refobjid = c.oid AND refobjsubid = s.attnum AND deptype IN ('a', 'i') \
-                 AND objid IN (SELECT seqrelid FROM pg_sequence) LIMIT 1), \
-              (SELECT d.refobjid FROM pg_attrdef f JOIN pg_depend d \
-                 ON d.classid = 'pg_attrdef'::regclass AND d.objid = f.oid \
-                AND d.refclassid = 'pg_class'::regclass \
-               WHERE f.adrelid = c.oid AND f.adnum = s.attnum \
-                 AND d.refobjid IN (SELECT seqrelid FROM pg_sequence) LIMIT 1))), \
+          WHERE seqrelid = ",
+    sequence_of!(),
+    "), \
       'seq_writers', array( \
           SELECT DISTINCT coalesce(r.rolname, 'PUBLIC') \
           FROM (SELECT * FROM aclexplode(c.relacl) \
@@ -122,7 +135,8 @@ const FIND: &str = "\
           WHERE g.privilege_type = 'INSERT' AND g.grantee <> c.relowner ORDER BY 1)) \
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
          LEFT JOIN pg_attribute s ON s.attrelid = c.oid AND s.attname = $3 AND s.attnum > 0 \
-    WHERE n.nspname = $1 AND c.relname = $2";
+    WHERE n.nspname = $1 AND c.relname = $2"
+);
 
 /// Looks at the outbox table; `None` when it does not exist.
 pub async fn find(

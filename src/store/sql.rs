@@ -1,5 +1,7 @@
 //! Text that goes into SQL: identifiers, integer ranges, strings that any database can store. Pure.
 
+use std::fmt::Write as _;
+
 use crate::config::QualifiedName;
 
 /// An identifier, always quoted: no list of key words to keep, no case folding to think of.
@@ -25,6 +27,20 @@ pub fn quote_name(name: &QualifiedName) -> String {
 pub fn multirange(ranges: &[(i64, i64)]) -> String {
     let parts: Vec<_> = ranges.iter().map(|(first, last)| format!("[{first},{last}]")).collect();
     format!("{{{}}}", parts.join(","))
+}
+
+/// Numbers as the text of an `int8[]`.
+pub fn array(numbers: impl Iterator<Item = i64>) -> String {
+    let mut text = String::from("{");
+    for number in numbers {
+        if text.len() > 1 {
+            text.push(',');
+        }
+        // Writing to a String can't fail.
+        write!(text, "{number}").unwrap_or_default();
+    }
+    text.push('}');
+    text
 }
 
 /// The text of an `int8multirange` as inclusive ranges. The server writes it in canonical form,
@@ -82,6 +98,12 @@ mod tests {
         assert_eq!(parse_multirange("{}"), Some(vec![]));
         assert_eq!(parse_multirange("{[1,5),[7,8)}"), Some(vec![(1, 4), (7, 7)]));
         assert_eq!(parse_multirange("{[-9,-8)}"), Some(vec![(-9, -9)]));
+    }
+
+    #[test]
+    fn arrays_are_lists_in_braces() {
+        assert_eq!(array([].into_iter()), "{}");
+        assert_eq!(array([-1, i64::MAX].into_iter()), "{-1,9223372036854775807}");
     }
 
     #[test]

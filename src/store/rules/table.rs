@@ -183,6 +183,11 @@ fn numbers(sequence: &Sequence, object: &str) -> Vec<Finding> {
         let remedy = format!("ALTER SEQUENCE {name} CACHE 1");
         findings.push(Finding::failure(ID, object, found, remedy));
     }
+    if !sequence.readable {
+        let found = "can't be read by this role: how far the table was looked through is unknown";
+        let remedy = format!("GRANT SELECT ON SEQUENCE {name} TO …");
+        findings.push(Finding::failure(ID, object, found, remedy));
+    }
     if sequence.increment <= 0 || sequence.cycle {
         let found = "counts down or starts again: numbers must rise";
         let remedy = format!("ALTER SEQUENCE {name} INCREMENT 1 NO CYCLE");
@@ -242,6 +247,7 @@ mod tests {
                 cache: 1,
                 increment: 1,
                 cycle: false,
+                readable: true,
                 drawers: vec![],
             }),
             seq_writers: vec![],
@@ -279,6 +285,7 @@ mod tests {
         assert_eq!(bad(sequence(|s| s.cache = 10)), [("source.sequence", Failure)]);
         assert_eq!(bad(sequence(|s| s.increment = -1)), [("source.sequence", Failure)]);
         assert_eq!(bad(sequence(|s| s.cycle = true)), [("source.sequence", Failure)]);
+        assert_eq!(bad(sequence(|s| s.readable = false)), [("source.sequence", Failure)]);
         let narrow = sequence(|s| s.type_name = "integer".into());
         assert_eq!(bad(narrow), [("source.sequence", Failure)]);
         let drawn = sequence(|s| s.drawers.push("app".into()));

@@ -1,0 +1,287 @@
+//! How far the outbox was looked through for each destination: rows of `outbox.destination`. Serves
+//! the sweeper alone; whether an event is done, only receipts say.
+
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Row, Statement};
+
+use super::sql::{multirange, parse_multirange};
+use super::{Store, failed, unexpected};
+use crate::error::Failure;
+
+/// Where a destination's next sweep begins.
+///
+/// Every number up to `frontier` that is not in `holes` is in a receipt (final or handed), or no
+/// visible row has it and none ever will.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// Name of the destination.
+    pub name: String,
+    /// Numbers up to this one were looked at.
+    pub frontier: i64,
+    /// Inclusive ranges up to the frontier that may have rows without a receipt, ascending.
+    pub holes: Vec<(i64, i64)>,
+    /// Receipts up to this id are in frontier and holes already.
+    pub receipt_id: i64,
+    /// Rows were committed that no slot will bring, and not all of them were sent.
+    pub gap: bool,
+}
+
+/// More ranges of holes than this are coarsened: about 300 KB of text, and a sweep that looks each
+/// of them up takes half a second.
+pub const HOLES_MAX: usize = 10_000;
+
+const MISSING: &str = "\
+    SELECT w.name, w.required, coalesce((SELECT max(r.id) FROM outbox.receipt AS r \
+               WHERE r.relay = $1::text AND r.destination = w.name), 0) \
+    FROM unnest($2::text[], $3::bool[]) WITH ORDINALITY AS w (name, required, place) \
+    WHERE NOT EXISTS (SELECT FROM outbox.destination AS d \
+                      WHERE d.relay = $1::text AND d.name = w.name) \
+    ORDER BY w.place";
+
+const ADD: &str = "\
+    INSERT INTO outbox.destination (relay, name, required, receipt_id, frontier) \
+    SELECT $1::text, w.name, w.required, w.receipt_id, $5::int8 \
+    FROM unnest($2::text[], $3::bool[], $4::int8[]) AS w (name, required, receipt_id) \
+    ON CONFLICT (relay, name) DO NOTHING";
+
+const SET: &str = "\
+    UPDATE outbox.destination AS d \
+    SET active = n.active, required = n.required, updated_at = now() \
+    FROM (SELECT o.name, w.name IS NOT NULL AS active, coalesce(w.required, o.required) AS required \
+          FROM outbox.destination AS o \
+               LEFT JOIN unnest($2::text[], $3::bool[]) AS w (name, required) ON w.name = o.name \
+          WHERE o.relay = $1::text) AS n \
+    WHERE d.relay = $1::text AND d.name = n.name \
+      AND (d.active, d.required) IS DISTINCT FROM (n.active, n.required)";
+
+const PROGRESS: &str = "\
+    SELECT d.name, d.frontier, d.holes::text, d.receipt_id, d.gap_since IS NOT NULL \
+    FROM unnest($2::text[]) WITH ORDINALITY AS w (name, place) \
+         JOIN outbox.destination AS d ON d.relay = $1::text AND d.name = w.name \
+    ORDER BY w.place";
+
+const OPEN_GAP: &str = "\
+    UPDATE outbox.destination SET gap_since = now(), updated_at = now() \
+    WHERE relay = $1::text AND name = ANY ($2::text[]) AND gap_since IS NULL";
+
+const CLOSE_GAP: &str = "\
+    UPDATE outbox.destination SET gap_since = NULL, updated_at = now() \
+    WHERE relay = $1::text AND name = $2::text AND gap_since IS NOT NULL";
+
+const ADVANCE: &str = "\
+    UPDATE outbox.destination \
+    SET frontier = $3::int8, holes = $4::text::int8multirange, receipt_id = $5::int8, \
+        updated_at = now() \
+    WHERE relay = $1::text AND name = $2::text \
+      AND (frontier, holes, receipt_id) \
+          IS DISTINCT FROM ($3::int8, $4::text::int8multirange, $5::int8)";
+
+/// The statements of this file.
+#[derive(Debug)]
+pub(super) struct Statements {
+    missing: Statement,
+    add: Statement,
+    set: Statement,
+    progress: Statement,
+    open_gap: Statement,
+    close_gap: Statement,
+    advance: Statement,
+}
+
+impl Statements {
+    pub(super) async fn prepare(client: &Client) -> Result<Statements, tokio_postgres::Error> {
+        let (missing, add, set, progress, open_gap, close_gap, advance) = tokio::try_join!(
+            client.prepare(MISSING),
+            client.prepare(ADD),
+            client.prepare(SET),
+            client.prepare(PROGRESS),
+            client.prepare(OPEN_GAP),
+            client.prepare(CLOSE_GAP),
+            client.prepare(ADVANCE),
+        )?;
+        Ok(Statements { missing, add, set, progress, open_gap, close_gap, advance })
+    }
+}
+
+impl Store {
+    /// The progress of these destinations (name, required), in this order. One without a row gets
+    /// it: it begins at the sequence's last value, with what is written from now on. Those that
+    /// are not named become inactive. Writes nothing when nothing changes.
+    pub async fn ensure_destinations(
+        &self,
+        client: &Client,
+        destinations: &[(&str, bool)],
+    ) -> Result<Vec<Progress>, Failure> {
+        let ours = &self.destinations;
+        let fault = |error: &_| failed("cannot record the destinations", error);
+        let (names, required): (Vec<&str>, Vec<bool>) = destinations.iter().copied().unzip();
+        let missing = client.query(&ours.missing, &[&self.relay, &names, &required]).await;
+        let missing = missing.map_err(|error| fault(&error))?;
+        if !missing.is_empty() {
+            // After the receipts were looked at: those that there were are about numbers that the
+            // sequence had given by then.
+            let last = self.last_number(client).await?;
+            let add = async {
+                let (mut names, mut required, mut receipts) = (Vec::new(), Vec::new(), Vec::new());
+                for row in &missing {
+                    names.push(row.try_get::<_, &str>(0)?);
+                    required.push(row.try_get::<_, bool>(1)?);
+                    receipts.push(row.try_get::<_, i64>(2)?);
+                }
+                let values: [&(dyn ToSql + Sync); 5] =
+                    [&self.relay, &names, &required, &receipts, &last];
+                client.execute(&ours.add, &values).await
+            };
+            add.await.map_err(|error| fault(&error))?;
+        }
+        let set = client.execute(&ours.set, &[&self.relay, &names, &required]).await;
+        set.map_err(|error| fault(&error))?;
+        self.progress(client, &names).await
+    }
+
+    /// The progress of these destinations, in this order; those without a row are left out.
+    pub async fn progress(
+        &self,
+        client: &Client,
+        names: &[&str],
+    ) -> Result<Vec<Progress>, Failure> {
+        let rows = client.query(&self.destinations.progress, &[&self.relay, &names]).await;
+        let rows = rows.map_err(|error| failed("cannot read the destinations", &error))?;
+        rows.iter().map(progress).collect()
+    }
+
+    /// From now on what the WAL brings for these destinations waits: rows were committed that no
+    /// slot will bring. A gap that is open stays as it is.
+    pub async fn open_gap(&self, client: &Client, names: &[&str]) -> Result<(), Failure> {
+        let values: [&(dyn ToSql + Sync); 2] = [&self.relay, &names];
+        let opened = client.execute(&self.destinations.open_gap, &values).await;
+        opened.map(drop).map_err(|error| failed("cannot record a gap", &error))
+    }
+
+    /// Every row of the gap is sent.
+    pub async fn close_gap(&self, client: &Client, name: &str) -> Result<(), Failure> {
+        let closed = client.execute(&self.destinations.close_gap, &[&self.relay, &name]).await;
+        closed.map(drop).map_err(|error| failed("cannot record the end of a gap", &error))
+    }
+
+    /// Records how far a sweep came: [`Progress`] says what must hold for it. More than
+    /// [`HOLES_MAX`] ranges of holes are coarsened. Writes nothing when nothing changes.
+    pub async fn advance(
+        &self,
+        client: &Client,
+        name: &str,
+        frontier: i64,
+        holes: &[(i64, i64)],
+        receipt_id: i64,
+    ) -> Result<(), Failure> {
+        let holes = multirange(&coarsened(holes, HOLES_MAX));
+        let values: [&(dyn ToSql + Sync); 5] = [&self.relay, &name, &frontier, &holes, &receipt_id];
+        let advanced = client.execute(&self.destinations.advance, &values).await;
+        advanced.map(drop).map_err(|error| failed("cannot record how far a sweep came", &error))
+    }
+}
+
+fn progress(row: &Row) -> Result<Progress, Failure> {
+    let read = || {
+        let holes: String = row.try_get(2)?;
+        let progress = Progress {
+            name: row.try_get(0)?,
+            frontier: row.try_get(1)?,
+            holes: Vec::new(),
+            receipt_id: row.try_get(3)?,
+            gap: row.try_get(4)?,
+        };
+        Ok((progress, holes))
+    };
+    let (progress, text) =
+        read().map_err(|error| failed("cannot read the destinations", &error))?;
+    let holes = parse_multirange(&text)
+        .ok_or_else(|| unexpected(format_args!("destination with holes {text}")))?;
+    Ok(Progress { holes, ..progress })
+}
+
+/// At most `max` ranges (at least one) that hold every number of `ranges`: the nearest neighbours
+/// are joined, so that as few others as can be come in. A hole that is none costs a look-up.
+pub fn coarsened(ranges: &[(i64, i64)], max: usize) -> Vec<(i64, i64)> {
+    let mut sorted: Vec<(i64, i64)> =
+        ranges.iter().copied().filter(|(first, last)| first <= last).collect();
+    sorted.sort_unstable();
+    let ranges = joined(&sorted, |_, gap| gap == 0);
+    let excess = ranges.len().saturating_sub(max.max(1));
+    if excess == 0 {
+        return ranges;
+    }
+    let between = ranges.iter().zip(ranges.iter().skip(1));
+    let mut gaps: Vec<(u64, usize)> =
+        between.zip(1..).map(|((before, next), place)| (gap(*before, *next), place)).collect();
+    gaps.select_nth_unstable(excess - 1);
+    let mut join = vec![false; ranges.len()];
+    for (_, place) in gaps.iter().take(excess) {
+        if let Some(join) = join.get_mut(*place) {
+            *join = true;
+        }
+    }
+    joined(&ranges, |place, _| join.get(place).copied().unwrap_or_default())
+}
+
+/// How many numbers are between two ranges.
+fn gap(before: (i64, i64), next: (i64, i64)) -> u64 {
+    if next.0 <= before.1 { 0 } else { before.1.abs_diff(next.0) - 1 }
+}
+
+/// Joins sorted ranges with the one before wherever `join` says so, of place and gap.
+fn joined(sorted: &[(i64, i64)], join: impl Fn(usize, u64) -> bool) -> Vec<(i64, i64)> {
+    let mut ranges: Vec<(i64, i64)> = Vec::with_capacity(sorted.len());
+    for (place, range) in sorted.iter().enumerate() {
+        match ranges.last_mut() {
+            Some(before) if join(place, gap(*before, *range)) => before.1 = before.1.max(range.1),
+            _ => ranges.push(*range),
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn numbers(ranges: &[(i64, i64)]) -> BTreeSet<i64> {
+        ranges.iter().flat_map(|(first, last)| *first..=*last).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn coarse_ranges_hold_every_number_and_few_others(
+            given in prop::collection::vec((-300i64..300, 0i64..8), 0..40),
+            max in 1usize..12,
+        ) {
+            let given: Vec<_> = given.iter().map(|(first, n)| (*first, first + n - 1)).collect();
+            let wanted = numbers(&given);
+            let fine = coarsened(&given, usize::MAX);
+            prop_assert_eq!(numbers(&fine), wanted.clone());
+            let coarse = coarsened(&given, max);
+            prop_assert!(coarse.len() <= max);
+            for pair in coarse.windows(2) {
+                prop_assert!(pair[0].1 + 1 < pair[1].0, "touching ranges: {:?}", coarse);
+            }
+            prop_assert!(numbers(&coarse).is_superset(&wanted));
+            // The fewest others: the smallest gaps are gone.
+            let mut gaps: Vec<_> =
+                fine.windows(2).map(|pair| usize::try_from(pair[1].0 - pair[0].1 - 1).unwrap()).collect();
+            gaps.sort_unstable();
+            let others: usize = gaps.iter().take(fine.len().saturating_sub(max)).sum();
+            prop_assert_eq!(numbers(&coarse).len(), wanted.len() + others);
+        }
+    }
+
+    #[test]
+    fn the_ends_of_the_number_line_can_be_joined() {
+        let ends = [(i64::MAX, i64::MAX), (i64::MIN, i64::MIN)];
+        assert_eq!(coarsened(&ends, 2), [(i64::MIN, i64::MIN), (i64::MAX, i64::MAX)]);
+        assert_eq!(coarsened(&ends, 1), [(i64::MIN, i64::MAX)]);
+        assert_eq!(coarsened(&[(1, 2), (5, 5), (100, 100)], 2), [(1, 5), (100, 100)]);
+        assert_eq!(coarsened(&[], 0), []);
+    }
+}

@@ -1,0 +1,153 @@
+//! Rows of `outbox.destination`.
+
+use outboxd::error::Kind;
+use outboxd::store::Store;
+use outboxd::store::destinations::Progress;
+use outboxd::store::ledger::ReceiptOutcome;
+use outboxd::store::schema;
+
+use crate::{connect, publish, ready, receipt, source, text};
+
+fn begun(name: &str, frontier: i64, receipt_id: i64) -> Progress {
+    Progress { name: name.into(), frontier, holes: vec![], receipt_id, gap: false }
+}
+
+/// Which version of each row there is: changes with every write.
+const VERSIONS: &str = "\
+    SELECT coalesce(string_agg(name || ' ' || active || ' ' || required || ' ' || ctid::text || ' ' \
+               || xmin::text, ', ' ORDER BY name), '') \
+    FROM outbox.destination";
+
+#[tokio::test]
+async fn a_destination_begins_with_what_is_written_from_now_on() {
+    let (_postgres, client, store) = ready().await;
+    let first = store.ensure_destinations(&client, &[("events", true)]).await.unwrap();
+    assert_eq!(first, [begun("events", 0, 0)]);
+    publish(&client, 3).await;
+    store.append(&client, 1, &[receipt(ReceiptOutcome::Published, &[(1, 3)])]).await.unwrap();
+    let both = [("audit", false), ("events", true)];
+    let found = store.ensure_destinations(&client, &both).await.unwrap();
+    assert_eq!(found, [begun("audit", 3, 0), begun("events", 0, 0)]);
+    // A number that was drawn in vain counts as well. Receipts of before are about numbers of before.
+    client.batch_execute("SELECT nextval('outbox.event_seq')").await.unwrap();
+    client.batch_execute("DELETE FROM outbox.destination WHERE name = 'events'").await.unwrap();
+    let found = store.ensure_destinations(&client, &both).await.unwrap();
+    assert_eq!(found, [begun("audit", 3, 0), begun("events", 4, 1)]);
+    assert_eq!(store.progress(&client, &["events", "none"]).await.unwrap(), found[1..]);
+}
+
+#[tokio::test]
+async fn nothing_is_written_when_nothing_changes() {
+    let (_postgres, client, store) = ready().await;
+    let other = Store::open(&client, "other", &source("outbox", "event")).await.unwrap();
+    other.ensure_destinations(&client, &[("events", true)]).await.unwrap();
+    client.batch_execute("DELETE FROM outbox.destination").await.unwrap();
+    let both = [("events", true), ("audit", false)];
+    store.ensure_destinations(&client, &both).await.unwrap();
+    store.advance(&client, "events", 9, &[(2, 3)], 7).await.unwrap();
+    store.open_gap(&client, &["events"]).await.unwrap();
+    let before = text(&client, VERSIONS).await;
+    assert!(before.starts_with("audit true false (0,"), "{before}");
+    store.ensure_destinations(&client, &both).await.unwrap();
+    store.advance(&client, "events", 9, &[(2, 3)], 7).await.unwrap();
+    store.open_gap(&client, &["events"]).await.unwrap();
+    store.close_gap(&client, "audit").await.unwrap();
+    assert_eq!(text(&client, VERSIONS).await, before);
+}
+
+#[tokio::test]
+async fn destinations_come_and_go_and_keep_their_place() {
+    let (_postgres, client, store) = ready().await;
+    let other = Store::open(&client, "other", &source("outbox", "event")).await.unwrap();
+    other.ensure_destinations(&client, &[("audit", true)]).await.unwrap();
+    store.ensure_destinations(&client, &[("events", true), ("audit", true)]).await.unwrap();
+    store.advance(&client, "audit", 9, &[(2, 3), (4, 4), (7, 7)], 7).await.unwrap();
+    store.ensure_destinations(&client, &[("events", false)]).await.unwrap();
+    let of = async |relay: &str| {
+        let sql = "SELECT string_agg(name || ' ' || active || ' ' || required, ', ' ORDER BY name) \
+                   FROM outbox.destination WHERE relay = $1";
+        client.query_one(sql, &[&relay]).await.unwrap().get::<_, String>(0)
+    };
+    assert_eq!(of("orders").await, "audit false true, events true false");
+    assert_eq!(of("other").await, "audit true true", "another relay's are none of ours");
+    let found = store.ensure_destinations(&client, &[("audit", true)]).await.unwrap();
+    assert_eq!(found, [Progress { holes: vec![(2, 4), (7, 7)], ..begun("audit", 9, 7) }]);
+    assert_eq!(of("orders").await, "audit true true, events false false");
+    assert_eq!(store.ensure_destinations(&client, &[]).await.unwrap(), []);
+    assert_eq!(of("orders").await, "audit false true, events false false");
+}
+
+#[tokio::test]
+async fn a_gap_keeps_the_time_at_which_it_opened() {
+    let (_postgres, client, store) = ready().await;
+    store.ensure_destinations(&client, &[("events", true), ("audit", true)]).await.unwrap();
+    store.open_gap(&client, &["events"]).await.unwrap();
+    let since = "SELECT gap_since::text FROM outbox.destination WHERE name = 'events'";
+    let opened = text(&client, since).await;
+    store.open_gap(&client, &["audit", "events"]).await.unwrap();
+    assert_eq!(text(&client, since).await, opened);
+    let gaps = async || {
+        let found = store.progress(&client, &["events", "audit"]).await.unwrap();
+        found.iter().map(|each| each.gap).collect::<Vec<_>>()
+    };
+    assert_eq!(gaps().await, [true, true]);
+    store.close_gap(&client, "events").await.unwrap();
+    assert_eq!(gaps().await, [false, true]);
+}
+
+#[tokio::test]
+async fn holes_are_bounded() {
+    let (_postgres, client, store) = ready().await;
+    store.ensure_destinations(&client, &[("events", true)]).await.unwrap();
+    let holes: Vec<_> = (0..12_000).map(|n| (n * 10, n * 10 + n % 3)).collect();
+    store.advance(&client, "events", 200_000, &holes, 1).await.unwrap();
+    let found = store.progress(&client, &["events"]).await.unwrap().remove(0);
+    assert_eq!(found.holes.len(), 10_000);
+    let covered = |(first, last): &(i64, i64)| {
+        found.holes.iter().any(|(from, to)| from <= first && last <= to)
+    };
+    assert!(holes.iter().all(covered));
+}
+
+#[tokio::test]
+async fn the_sequence_is_that_of_the_table() {
+    let (postgres, client, _) = ready().await;
+    let rest = "id uuid, run_id text, kind text, payload json, tenant text, version int, \
+                headers jsonb, created_at timestamptz";
+    client
+        .batch_execute(&format!(
+            "CREATE SCHEMA app;
+             CREATE TABLE app.identity (seq bigint GENERATED ALWAYS AS IDENTITY, {rest});
+             CREATE TABLE app.\"Serial\" (seq bigserial, {rest});
+             CREATE SEQUENCE app.shared START 100;
+             CREATE TABLE app.drawn (seq bigint DEFAULT nextval('app.shared'), {rest});
+             CREATE TABLE app.plain (seq bigint, {rest});
+             INSERT INTO app.identity (kind) VALUES ('a'), ('b');
+             INSERT INTO app.\"Serial\" (kind) VALUES ('a');
+             INSERT INTO app.drawn (kind) VALUES ('a'), ('b');"
+        ))
+        .await
+        .unwrap();
+    let open = async |table: &str| Store::open(&client, "r", &source("app", table)).await.unwrap();
+    for (table, last) in [("identity", 2), ("Serial", 1), ("drawn", 101)] {
+        assert_eq!(open(table).await.last_number(&client).await.unwrap(), last, "{table}");
+    }
+    let refused = open("plain").await.last_number(&client).await.unwrap_err();
+    assert_eq!(refused.kind, Kind::TableShape, "{refused}");
+
+    // A sequence that was set and has given nothing since says nothing about what it gave before.
+    client.batch_execute("SELECT setval('app.shared', 500, false)").await.unwrap();
+    assert_eq!(open("drawn").await.last_number(&client).await.unwrap(), 101);
+
+    client.batch_execute("CREATE ROLE relay LOGIN").await.unwrap();
+    let table = source("app", "drawn").table;
+    client.batch_execute(&schema::relay_grants("relay", &table).join("\n")).await.unwrap();
+    let relay = connect(&postgres.url_of("relay", "postgres")).await;
+    let store = Store::open(&relay, "r", &source("app", "drawn")).await.unwrap();
+    let refused = store.ensure_destinations(&relay, &[("events", true)]).await.unwrap_err();
+    assert_eq!(refused.kind, Kind::Privilege);
+    assert!(refused.detail.contains("sequence app.shared"), "{refused}");
+    client.batch_execute("GRANT SELECT ON SEQUENCE app.shared TO relay").await.unwrap();
+    let found = store.ensure_destinations(&relay, &[("events", true)]).await.unwrap();
+    assert_eq!(found, [begun("events", 101, 0)]);
+}
