@@ -1,7 +1,7 @@
 # The same commands that CI runs. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help fetch build demo test drill matrix check clean-dev
+.PHONY: help fetch build demo test drill matrix bench-sweep check clean-dev
 
 PYTHON ?= python3
 # make demo ARGS="--events 100000 --rate 5000 --runs 50 --keep"
@@ -28,6 +28,9 @@ drill: fetch ## the live tests with 100,000 events, kills and pauses
 matrix: ## the live tests on PostgreSQL 14 and 18, nats-server 2.10 and 2.15
 	@$(PYTHON) scripts/fetch.py --matrix
 	@$(PYTHON) scripts/matrix.py
+
+bench-sweep: fetch ## a look at 1 M and at 10 M retained rows reads the same pages (ARGS="--rows N")
+	cargo bench --locked --bench sweep -- $(ARGS)
 
 check: ## format, lints, documentation, dependencies
 	cargo fmt --check

@@ -215,7 +215,7 @@ fn a_wall_would_be_felt() {
 #[test]
 fn every_file_says_first_what_it_owns() {
     let mut broken = String::new();
-    for (file, text) in files(&["src", "tests"]) {
+    for (file, text) in files(&["src", "tests", "benches"]) {
         if !text.starts_with("//! ") {
             writeln!(broken, "  {file}:1: no `//!` that says what it owns").unwrap();
         }
@@ -226,7 +226,7 @@ fn every_file_says_first_what_it_owns() {
 #[test]
 fn files_are_short() {
     let mut broken = String::new();
-    let files = files(&["src", "tests", "fuzz"]);
+    let files = files(&["src", "tests", "fuzz", "benches"]);
     for (file, text) in &files {
         let lines = text.lines().count();
         if lines > LINES_MAX && !LONG.iter().any(|(long, _)| long == file) {
@@ -244,7 +244,7 @@ fn files_are_short() {
 #[test]
 fn nothing_is_left_for_later() {
     let mut broken = String::new();
-    for (file, text) in files(&["src", "tests", "fuzz"]) {
+    for (file, text) in files(&["src", "tests", "fuzz", "benches"]) {
         for (number, line) in (1..).zip(text.lines()) {
             for (one, other) in PLACEHOLDERS {
                 let word = format!("{one}{other}");
