@@ -105,7 +105,7 @@ impl Bench {
             .collect();
         let ids = self.store.append(&self.client, 1, &receipts).await.unwrap();
         let receipt_id = ids.last().copied().unwrap();
-        self.store.advance(&self.client, "events", last, &[], receipt_id).await.unwrap();
+        self.advance(last, receipt_id).await;
         let idle = self.look("nothing undecided").await;
 
         self.client.batch_execute("BEGIN").await.unwrap();
@@ -113,8 +113,14 @@ impl Bench {
         self.client.batch_execute("ROLLBACK").await.unwrap();
         let aborted = self.look("100,000 aborted numbers").await;
         let last = self.last().await;
-        self.store.advance(&self.client, "events", last, &[], receipt_id).await.unwrap();
+        self.advance(last, receipt_id).await;
         Cost { idle, aborted }
+    }
+
+    async fn advance(&self, frontier: i64, receipt_id: i64) {
+        let name = "events".to_owned();
+        let progress = Progress { name, frontier, holes: Vec::new(), receipt_id, gap: None };
+        self.store.advance(&self.client, &progress).await.unwrap();
     }
 
     async fn insert(&self, rows: i64) {

@@ -99,9 +99,11 @@ CREATE TABLE outbox.destination (
     holes       int8multirange NOT NULL DEFAULT '{}',
     receipt_id  bigint         NOT NULL DEFAULT 0,
     gap_since   timestamptz,
+    gap_receipt bigint,
     created_at  timestamptz    NOT NULL DEFAULT now(),
     updated_at  timestamptz    NOT NULL DEFAULT now(),
-    PRIMARY KEY (relay, name)
+    PRIMARY KEY (relay, name),
+    CHECK ((gap_since IS NULL) = (gap_receipt IS NULL))
 );
 COMMENT ON TABLE outbox.destination IS
     'How far the table was looked through for each destination: where a sweep begins.';
@@ -115,6 +117,9 @@ COMMENT ON COLUMN outbox.destination.receipt_id IS
     'Receipts up to this id are in frontier and holes already.';
 COMMENT ON COLUMN outbox.destination.gap_since IS
     'Not NULL: rows were committed that no slot will bring. What WAL brings waits until they are sent.';
+
+COMMENT ON COLUMN outbox.destination.gap_receipt IS
+    'With a gap: what receipts up to this id handed over is older than the rows that are missing.';
 
 -- The ledger: append-only, one row per destination and flush.
 --

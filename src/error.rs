@@ -73,10 +73,10 @@ kinds! {
         "set wal_level = logical and restart PostgreSQL";
     /// 42704 on the slot.
     SlotMissing "slot-missing" Setup
-        "run `outboxd init` (with --new-slot when the relay ran before): it makes the slot at the server's present position. Rows that were committed while there was none are not streamed: docs/operations.md says how to find them";
+        "nothing to do unless [relay] auto_recreate is off: the relay makes the slot when the transactions that are open now have ended, and sends what no slot brings from the table. By hand: `outboxd init`";
     /// 55000 with an invalidated slot.
     SlotLost "slot-lost" Setup
-        "the server removed WAL that the slot needed: run `outboxd deinit --slot-only`, then `outboxd init --new-slot`, and raise max_slot_wal_keep_size. Rows that were committed between the old slot's confirmed position and the new slot are not streamed: docs/operations.md says how to find them, by their missing receipts";
+        "the server removed WAL that the slot needed: raise max_slot_wal_keep_size. Unless [relay] auto_recreate is off the relay makes a new slot, and sends what no slot brings from the table. By hand: `outboxd deinit --slot-only`, then `outboxd init`";
     /// 55006: another session streams from the slot.
     SlotHeld "slot-held" Wait
         "another session uses the slot: see pg_replication_slots.active_pid; the relay goes on when it is gone";
@@ -85,7 +85,7 @@ kinds! {
         "the slot is not a pgoutput slot of this database: choose another name in [source] slot";
     /// 42704 on the publication, as of the slot's position in the WAL.
     PublicationMissing "publication-missing" Setup
-        "the publication must be older than the slot's position: run `outboxd deinit --slot-only`, then `outboxd init --new-slot`. Rows that were committed between the old slot's confirmed position and the new slot are not streamed: docs/operations.md says how to find them, by their missing receipts";
+        "create the publication (`outboxd schema` prints it, `outboxd init` makes it). It must be older than the slot's position: unless [relay] auto_recreate is off the relay makes a new slot then, and sends what no slot brings from the table. By hand: `outboxd deinit --slot-only`, then `outboxd init`";
     /// The publication leaves out rows, columns or INSERT.
     PublicationShape "publication-shape" Setup
         "make the publication fit: `outboxd check` lists what differs";

@@ -202,6 +202,7 @@ async fn the_ledger_returns_what_was_appended() {
     ];
     store.append(&client, 1, &receipts).await.unwrap();
     let recorded = |destination: &str, seqs: &[(i64, i64)], last_lsn: Option<u64>| Recorded {
+        handed: false,
         destination: destination.into(),
         seqs: seqs.to_vec(),
         last_lsn: last_lsn.map(Lsn),

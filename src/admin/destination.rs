@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::histogram::Histogram;
@@ -77,6 +77,8 @@ struct Lanes {
     lanes: AtomicUsize,
     in_flight: AtomicUsize,
     retrying: AtomicUsize,
+    slow_runs: AtomicUsize,
+    slow: AtomicBool,
 }
 
 /// Figures of the lanes.
@@ -86,6 +88,8 @@ pub(super) struct LaneFigures {
     pub lanes: usize,
     pub in_flight: usize,
     pub retrying: usize,
+    pub slow_runs: usize,
+    pub slow: bool,
 }
 
 impl DestinationStatus {
@@ -175,6 +179,9 @@ impl DestinationStatus {
         self.lanes.lanes.store(lanes.lane_count(), Ordering::Relaxed);
         self.lanes.in_flight.store(lanes.in_flight(), Ordering::Relaxed);
         self.lanes.retrying.store(lanes.retrying(), Ordering::Relaxed);
+        let waiting = core.waiting();
+        self.lanes.slow_runs.store(waiting.slow_runs(), Ordering::Relaxed);
+        self.lanes.slow.store(waiting.is_slow_as_a_whole(), Ordering::Relaxed);
         risen
     }
 
@@ -192,6 +199,8 @@ impl DestinationStatus {
             lanes: self.lanes.lanes.load(Ordering::Relaxed),
             in_flight: self.lanes.in_flight.load(Ordering::Relaxed),
             retrying: self.lanes.retrying.load(Ordering::Relaxed),
+            slow_runs: self.lanes.slow_runs.load(Ordering::Relaxed),
+            slow: self.lanes.slow.load(Ordering::Relaxed),
         }
     }
 }
@@ -210,6 +219,9 @@ impl Counters {
         add(&mut total.unmatched, now.unmatched, seen.unmatched);
         add(&mut total.recorded, now.recorded, seen.recorded);
         add(&mut total.refusals, now.refusals, seen.refusals);
+        add(&mut total.handed, now.handed, seen.handed);
+        add(&mut total.missed, now.missed, seen.missed);
+        add(&mut total.gone, now.gone, seen.gone);
         add_each(&mut total.doubts, &now.doubts, &seen.doubts);
         add_each(&mut total.dead, &now.dead, &seen.dead);
         seen.clone_from(now);

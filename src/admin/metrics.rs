@@ -31,6 +31,9 @@ const HELP: &[(&str, &str, &str)] = &[
     (DUPLICATES, "destination", "Acks that said the stream had the message already"),
     (UNKNOWN, "destination, cause", "Publish outcomes that only the stream could tell"),
     (RESUMED, "destination", "Undecided events that were found in the stream"),
+    (SLOW_RUNS, "destination", "Runs whose events wait in the ledger, as far as memory knows"),
+    (HANDED, "destination", "Events handed over: they wait in the ledger and the table"),
+    (SWEPT, "destination, outcome", "Rows that no WAL brought: missed (found in the table), gone"),
     (FAILURES, "kind", "Failures by kind"),
     (BUILD, "version", "1, with the version"),
 ];
@@ -58,6 +61,9 @@ const DEAD_LETTERS: &str = "outboxd_dead_letters_total";
 const DUPLICATES: &str = "outboxd_duplicates_total";
 const UNKNOWN: &str = "outboxd_unknown_outcomes_total";
 const RESUMED: &str = "outboxd_resumed_events_total";
+const SLOW_RUNS: &str = "outboxd_slow_runs";
+const HANDED: &str = "outboxd_handed_events_total";
+const SWEPT: &str = "outboxd_swept_total";
 const FAILURES: &str = "outboxd_failures_total";
 const OLDEST: &str = "outboxd_oldest_unsettled_seconds";
 const UNDECIDED_EVENTS: &str = "outboxd_undecided_events";
@@ -160,6 +166,10 @@ impl Exporter {
             self.gauge(UP, &[name], f64::from(u8::from(shown.up)));
             self.gauge(IN_FLIGHT, &[name], real(shown.in_flight));
             self.gauge(RETRYING, &[name], real(shown.retrying));
+            self.gauge(SLOW_RUNS, &[name], real(shown.slow_runs));
+            self.count(HANDED, &[name], totals.handed);
+            self.count(SWEPT, &[name, ("outcome", "missed")], totals.missed);
+            self.count(SWEPT, &[name, ("outcome", "gone")], totals.gone);
         }
     }
 }

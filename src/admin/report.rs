@@ -146,6 +146,10 @@ pub struct DestinationReport {
     pub lanes: u64,
     /// Of these, waiting for a retry or a dead letter.
     pub retrying: u64,
+    /// Runs whose events wait in the ledger, as far as memory knows.
+    pub slow_runs: u64,
+    /// Is every event waiting, whatever its run?
+    pub slow: bool,
     /// From handing over to ack, last minute.
     pub publish_duration: Option<Latency>,
 }
@@ -184,6 +188,12 @@ pub struct Stages {
     pub unknown: u64,
     /// Dead letters.
     pub dead: u64,
+    /// Handed over: waiting in the ledger and the table.
+    pub handed: u64,
+    /// Found in the table, since no WAL brought them.
+    pub missed: u64,
+    /// Rows that went away while they waited.
+    pub gone: u64,
 }
 
 impl Report {
@@ -252,8 +262,8 @@ fn lag(now: &Snapshot, memory_bytes: usize) -> Option<Duration> {
     let oldest = now.oldest_for.unwrap_or_default();
     match now.phase {
         Phase::Standby => None,
-        Phase::Streaming if !silent(now, memory_bytes) => Some(oldest),
-        Phase::Starting | Phase::Streaming | Phase::Waiting | Phase::Stopping => {
+        Phase::Streaming | Phase::Table if !silent(now, memory_bytes) => Some(oldest),
+        Phase::Starting | Phase::Streaming | Phase::Table | Phase::Waiting | Phase::Stopping => {
             Some(oldest.max(now.silent_for))
         }
     }
@@ -271,7 +281,13 @@ fn not_ready(
         Phase::Streaming if silent(now, memory_bytes) => {
             causes.push(format!("the WAL stream is silent for {} s", now.silent_for.as_secs()));
         }
-        Phase::Streaming => {}
+        Phase::Table if silent(now, memory_bytes) => {
+            causes.push(format!("the database is silent for {} s", now.silent_for.as_secs()));
+        }
+        Phase::Table if now.streams => {
+            causes.push(format!("relaying from the table{}", last.unwrap_or_default()));
+        }
+        Phase::Streaming | Phase::Table => {}
         Phase::Starting | Phase::Waiting => {
             causes.push(format!("{}{}", now.phase.as_str(), last.unwrap_or_default()));
         }
@@ -292,7 +308,8 @@ fn unhealthy(
         causes.push(format!("lag is {} s, above {} s", lag.as_secs(), max_lag.as_secs()));
     }
     // What waits for the operator is red at once and not only when the lag has grown.
-    if let (Phase::Waiting, Some(Failed { failure, .. })) = (now.phase, &now.failed)
+    if let (Phase::Waiting | Phase::Table, Some(Failed { failure, .. })) = (now.phase, &now.failed)
+        && now.streams
         && matches!(failure.kind.fate(), Fate::Setup | Fate::Refuse)
     {
         causes.push(failure.to_string());
@@ -380,11 +397,16 @@ impl DestinationReport {
                 duplicates: totals.duplicates,
                 unknown: totals.doubts.values().sum(),
                 dead: totals.dead.values().sum(),
+                handed: totals.handed,
+                missed: totals.missed,
+                gone: totals.gone,
             },
             waiting: wide(lanes.events),
             in_flight: wide(lanes.in_flight),
             lanes: wide(lanes.lanes),
             retrying: wide(lanes.retrying),
+            slow_runs: wide(lanes.slow_runs),
+            slow: lanes.slow,
             publish_duration: status.publish_duration.recent().map(Latency::of),
         }
     }

@@ -13,6 +13,7 @@ use crate::error::{Failure, Kind};
 use crate::event::UnixMicros;
 use crate::lsn::Lsn;
 use crate::relay::Relay;
+use crate::relay::lanes::Entry;
 use crate::relay::outcome::DestinationId;
 
 /// Where the relay stands.
@@ -25,6 +26,8 @@ pub enum Phase {
     Standby,
     /// WAL is read and published.
     Streaming,
+    /// Relaying from the table, since no WAL can be read or none is wanted.
+    Table,
     /// Something failed; it is tried again.
     Waiting,
     /// Told to stop: finishing what is in flight.
@@ -38,6 +41,7 @@ impl Phase {
             Phase::Starting => "starting",
             Phase::Standby => "standby",
             Phase::Streaming => "streaming",
+            Phase::Table => "table",
             Phase::Waiting => "waiting",
             Phase::Stopping => "stopping",
         }
@@ -81,6 +85,7 @@ pub struct Status {
     pub(super) relay: String,
     pub(super) slot: String,
     pub(super) memory_bytes: usize,
+    streams: bool,
     pub(super) max_lag: Duration,
     pub(super) started: Instant,
     destinations: Vec<Arc<DestinationStatus>>,
@@ -120,6 +125,7 @@ impl Status {
             relay: config.relay.name.clone(),
             slot: config.source.slot.clone(),
             memory_bytes: config.event_bytes(),
+            streams: config.relay.stream,
             max_lag: config.health.max_lag,
             started,
             destinations: config.destinations.iter().map(new).collect(),
@@ -146,7 +152,7 @@ impl Status {
     pub fn phase(&self, phase: Phase) {
         let mut state = lock(&self.state);
         // A standby hears nothing and owes nothing: its silence counts from the moment it takes over.
-        if phase == Phase::Streaming || state.phase == Phase::Standby {
+        if matches!(phase, Phase::Streaming | Phase::Table) || state.phase == Phase::Standby {
             self.heard();
         }
         if state.phase != phase {
@@ -238,7 +244,9 @@ impl Status {
                 risen.push(status.name.as_str());
             }
             events += u64::try_from(destination.lanes().len()).unwrap_or(u64::MAX);
-            let first = destination.lanes().oldest().and_then(|entry| entry.event.committed_at);
+            // Rows of the table do not say when they were committed.
+            let time = |entry: &Entry| entry.event.committed_at.or(entry.event.created_at);
+            let first = destination.lanes().oldest().and_then(time);
             oldest = oldest.into_iter().chain(first).min();
         }
         self.undecided(events, u64::try_from(core.held_bytes()).unwrap_or(u64::MAX), oldest);
@@ -280,6 +288,7 @@ impl Status {
         Snapshot {
             phase: state.phase,
             phase_for: state.since.elapsed(),
+            streams: self.streams,
             failed: state.failed.clone(),
             source: state.source.clone(),
             // A figure from before the database hung says nothing about now.
@@ -318,4 +327,6 @@ pub(super) struct Snapshot {
     pub confirmed: Lsn,
     pub undecided_events: u64,
     pub undecided_bytes: u64,
+    /// Is WAL to be read?
+    pub streams: bool,
 }

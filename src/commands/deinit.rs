@@ -18,7 +18,7 @@ behind is dropped only with --yes, and the refusal says how far it is behind.
 
 Examples:
   outboxd deinit --dry-run
-  outboxd deinit --slot-only              the slot is lost: drop it, then `outboxd init --new-slot`
+  outboxd deinit --slot-only              the slot is lost: drop it, then `outboxd init`
   outboxd deinit --schema --yes           drop events, ledger and dead letters too")]
 pub struct Args {
     /// Say what would be done and do nothing.

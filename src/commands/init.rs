@@ -11,17 +11,19 @@ use crate::publish::streams::{self, Broker};
 use crate::store::facts::{self, SourceFacts};
 use crate::store::schema::Payload;
 use crate::store::slot::SlotState;
-use crate::store::{identity, publication, rules, schema, settle, slot, unrecorded};
+use crate::store::{Store, identity, publication, rules, schema, settle, slot};
 use crate::wal::{Identity, connect_control};
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Makes schema, grants, publication, slot and the relay's row, in this order, and may be run again at
-any time. Needs the right to create a schema and a publication, and REPLICATION.
+Makes schema, grants, publication, the relay's rows and its slot, in this order, and may be run again
+at any time. Needs the right to create a schema and a publication, and REPLICATION.
 
-Where the relay's row exists and its slot does not, a new slot would silently leave out what was
-committed in between: that needs --new-slot, and how many rows have no receipt is said.
+A relay that ran before and has lost its slot gets a new one. What was committed in between is in no
+slot's reach: the relay finds it in the table, ahead of what the new slot brings.
+
+With [relay] stream = false no slot is made.
 
 Examples:
   outboxd init --dry-run
@@ -47,10 +49,6 @@ pub struct Args {
     #[arg(long, value_name = "ROLE")]
     pub writer: Vec<String>,
 
-    /// Make a new slot for a relay that had one: what was committed in between is not streamed.
-    #[arg(long)]
-    pub new_slot: bool,
-
     /// Make the slot without copies on standbys (PostgreSQL 17 and newer make them).
     #[arg(long)]
     pub no_failover: bool,
@@ -63,14 +61,14 @@ pub async fn run(args: &Args, config: &Config) -> Result<(), Stopped> {
     settle(client).await?;
     let facts = facts::collect(client, config).await?;
     refuse_misfits(args, config, &facts, &server)?;
-    refuse_silent_gap(args, config, &facts, client).await?;
     let streams = Streams::look(args, config).await?;
     let steps = Steps { args, config, client };
     steps.schema(&facts).await?;
     steps.grants().await?;
     steps.publication(&facts).await?;
-    steps.slot(&facts).await?;
     steps.relay(&facts, &server).await?;
+    steps.destinations(&facts).await?;
+    steps.slot(&facts).await?;
     steps.streams(&streams).await
 }
 
@@ -120,7 +118,10 @@ fn refuse_misfits(
     let needs_slot = facts.slot == SlotState::Missing;
     for finding in rules::server(&facts.server, needs_slot) {
         // An existing slot needs no right of ours; the relay's role may be another.
-        if needs_slot || finding.id != "source.replication-right" {
+        let of_slot = ["source.replication-right", "source.wal-level", "source.free-slot"];
+        if config.relay.stream && (needs_slot || finding.id != "source.replication-right")
+            || !of_slot.contains(&finding.id)
+        {
             rules::refuse(kind_of(finding.id), &[finding])?;
         }
     }
@@ -166,33 +167,6 @@ fn refuse_misfits(
         Some(row) => row.require_cluster(&config.relay.name, &server.system_identifier),
         None => Ok(()),
     }
-}
-
-/// A relay that had a slot and has none: a new one starts at the present position, and what was
-/// committed before is never streamed. That may be wanted, and must not happen unnoticed.
-async fn refuse_silent_gap(
-    args: &Args,
-    config: &Config,
-    facts: &SourceFacts,
-    client: &Client,
-) -> Result<(), Stopped> {
-    if facts.slot != SlotState::Missing || !matches!(facts.relay, Ok(Some(_))) {
-        return Ok(());
-    }
-    let names: Vec<_> = config.destinations.iter().map(|each| each.name.as_str()).collect();
-    let open = unrecorded::count(client, &config.relay.name, &config.source, &names).await?;
-    for each in &open {
-        say(&format!("{:<11}{each}", "note"))?;
-    }
-    if args.new_slot {
-        return Ok(());
-    }
-    let detail = format!(
-        "relay {} ran before, and its slot {} is gone: rows without a receipt would not be \
-         streamed by a new one; add --new-slot to make it all the same",
-        config.relay.name, config.source.slot
-    );
-    Err(Failure::new(Kind::SlotMissing, detail).into())
 }
 
 fn kind_of(id: &str) -> Kind {
@@ -289,9 +263,35 @@ impl Steps<'_> {
         Ok(())
     }
 
+    /// Before the slot, so that what is committed from here on is either in the slot's reach or
+    /// above the place where the first look through the table begins.
+    async fn destinations(&self, facts: &SourceFacts) -> Result<(), Stopped> {
+        let destinations = &self.config.destinations;
+        let wanted: Vec<(&str, bool)> =
+            destinations.iter().map(|each| (each.name.as_str(), each.required)).collect();
+        let names: Vec<&str> = wanted.iter().map(|(name, _)| *name).collect();
+        if self.args.dry_run {
+            return Ok(());
+        }
+        let (name, source) = (&self.config.relay.name, &self.config.source);
+        let store = Store::open(self.client, name, source).await?;
+        let known = store.progress(self.client, &names).await?;
+        store.ensure_destinations(self.client, &wanted).await?;
+        if facts.slot == SlotState::Missing && !known.is_empty() && self.config.relay.stream {
+            let known: Vec<&str> = known.iter().map(|one| one.name.as_str()).collect();
+            store.open_gap(self.client, &known).await?;
+            let what = "rows that no slot brings are sent first, from the table";
+            say(&format!("{:<11}a gap at {}: {what}", "record", known.join(", ")))?;
+        }
+        Ok(())
+    }
+
     async fn slot(&self, facts: &SourceFacts) -> Result<(), Stopped> {
         let name = &self.config.source.slot;
         let object = format!("slot {name}");
+        if !self.config.relay.stream {
+            return Self::kept(&object, ", not wanted: [relay] stream = false");
+        }
         if let SlotState::Ok(slot) = &facts.slot {
             return Self::kept(&object, &format!(" at {}", slot.confirmed_flush));
         }

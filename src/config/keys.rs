@@ -173,6 +173,15 @@ keys! {
     SHUTDOWN_TIMEOUT: Duration = Relay "shutdown_timeout", Lasting("100ms", "10m"), Default("10s"),
         "How long a stop waits for outstanding acks.";
 
+    STREAM_ON: bool = Relay "stream", Switch, Default("true"),
+        "Read the WAL? Without it the table is read in its place: rows go in the order of their numbers, within a second or so.";
+    AUTO_RECREATE: bool = Relay "auto_recreate", Switch, Default("true"),
+        "Make the slot when it is missing or lost? What it can't bring is found in the table.";
+    SWEEP_INTERVAL: Duration = Relay "sweep_interval", Lasting("1s", "1d"), Default("1m"),
+        "How often the table is looked through for rows that the WAL did not bring; after every start as well.";
+    MAX_RETAINED_WAL: u64 = Relay "max_retained_wal", Size("16MiB", "1024TiB"), Default("1GiB"),
+        "WAL that undecided events may hold back; beyond it the events of a destination that stands still wait in the ledger and the table instead.";
+
     URL: SecretString = Source "url", Dsn, Required,
         "The database, as a libpq URL or keywords. PG* variables and the password file fill what it leaves out. The connection must not go through a pooler."
         => "\"postgres://outboxd@db.example/app?sslmode=verify-full\"", secret;

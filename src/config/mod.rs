@@ -83,6 +83,14 @@ pub struct RelayConfig {
     pub receipt_interval: Duration,
     /// A receipt is written at this many decided events at the latest (`receipt_events`, 10,000).
     pub receipt_events: usize,
+    /// Is the WAL read (`stream`, default true)?
+    pub stream: bool,
+    /// Is a missing or lost slot made (`auto_recreate`, default true)?
+    pub auto_recreate: bool,
+    /// Time between two looks through the table (`sweep_interval`, default 1 m).
+    pub sweep_interval: Duration,
+    /// WAL that undecided events may hold back (`max_retained_wal`, default 1 GiB).
+    pub max_retained_wal_bytes: u64,
 }
 
 /// `[source]`

@@ -184,12 +184,20 @@ impl Reader {
         let interval = self.get(scope, &keys::RECEIPT_INTERVAL);
         let events = self.get(scope, &keys::RECEIPT_EVENTS);
         let shutdown = self.get(scope, &keys::SHUTDOWN_TIMEOUT);
+        let stream = self.get(scope, &keys::STREAM_ON);
+        let recreate = self.get(scope, &keys::AUTO_RECREATE);
+        let sweep = self.get(scope, &keys::SWEEP_INTERVAL);
+        let retained = self.get(scope, &keys::MAX_RETAINED_WAL);
         Some(RelayConfig {
             name: name?,
             memory_bytes: usize::try_from(memory?).ok()?,
             shutdown_timeout: shutdown?,
             receipt_interval: interval?,
             receipt_events: usize::try_from(events?).ok()?,
+            stream: stream?,
+            auto_recreate: recreate?,
+            sweep_interval: sweep?,
+            max_retained_wal_bytes: retained?,
         })
     }
 

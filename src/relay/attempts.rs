@@ -120,12 +120,15 @@ impl Attempts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lsn::Lsn;
     use crate::relay::lanes::Lanes;
+    use crate::relay::receipts::Origin;
     use proptest::prelude::*;
 
     fn slot() -> Slot {
         let mut lanes = Lanes::new(1);
-        lanes.push(crate::relay::machine::tests::event(1, "run"), None);
+        let origin = Origin::Table { until: Lsn::ZERO, handed: false };
+        lanes.push(crate::relay::machine::tests::event(1, "run"), origin);
         lanes.take().unwrap()
     }
 

@@ -14,11 +14,9 @@ use crate::relay::outcome::Found;
 pub struct Awaited(HashMap<i64, Found>);
 
 impl Awaited {
-    /// One more. Without a commit LSN the WAL never showed the event, and never will.
+    /// One more.
     pub fn insert(&mut self, found: Found) {
-        if found.commit_lsn.is_some() {
-            self.0.insert(found.seq, found);
-        }
+        self.0.insert(found.seq, found);
     }
 
     /// Is this event one of them? It is not awaited any longer then. Ids are compared as text: one
@@ -31,7 +29,13 @@ impl Awaited {
                 .is_some_and(|found| found.id.to_string() == event.id.to_string())
     }
 
-    /// WAL from `confirmable` on brings nothing that committed below.
+    /// The same for an event of which only the number is left.
+    pub fn take_number(&mut self, seq: i64) -> bool {
+        self.0.remove(&seq).is_some()
+    }
+
+    /// WAL from `confirmable` on brings nothing that committed below, nor what has no commit LSN: a
+    /// message of a row that was read from the table.
     pub fn forget_below(&mut self, confirmable: Lsn) {
         self.0.retain(|_, found| found.commit_lsn.is_some_and(|lsn| lsn >= confirmable));
     }

@@ -66,6 +66,11 @@ impl Caution {
         self.paused_until
     }
 
+    /// Is it the stream, and not some runs?
+    pub fn is_hopeless(&self) -> bool {
+        self.refusals >= REFUSALS_LONG
+    }
+
     /// One event at a time?
     pub fn is_careful(&self) -> bool {
         self.refusals >= REFUSALS_MAX

@@ -19,8 +19,9 @@ use crate::relay::lanes::{Entry, Lanes, Slot};
 use crate::relay::outcome::{
     Answer, Attempt, Floor, Found, Outcome, Pipeline, ReadFrom, Refusal, StreamFacts,
 };
-use crate::relay::ranges::RangeSet;
-use crate::relay::receipts::{Decided, Decision};
+use crate::relay::receipts::{Decided, Decision, Origin};
+use crate::relay::slow::Remembered;
+use crate::relay::waiting::{Waiter, Waiting};
 
 pub use crate::relay::standing::{Counts, DestinationSpec, LastAcked, Phase};
 
@@ -30,6 +31,8 @@ pub(super) enum Step {
     Send(Attempt, Message),
     Bury(Slot, Box<Event>, Fault, u32),
     Resume(ReadFrom),
+    Load(Vec<Waiter>),
+    ReadWaiting(i64, usize),
 }
 
 /// Entries that a Resume found in the stream.
@@ -69,20 +72,32 @@ pub struct Destination {
     unproven: u32,
     caution: Caution,
     to_bury: Vec<(Slot, Fault)>,
-    /// Numbers in receipts that are being written.
-    writing: RangeSet,
+    /// What receipts that are being written decide and hand over.
+    pub(super) writing: Decided,
     pub(super) awaited: Awaited,
+    pub(super) waiting: Waiting,
+    pub(super) remembered: Remembered,
+    /// Newest receipt of it in the ledger, as far as known.
+    pub(super) recorded_id: i64,
+    /// When an event was decided last, or the first came after none were left.
+    pub(super) moved_at: Option<Instant>,
     last_acked: Option<LastAcked>,
     /// From send to ack, of the events acked since the pump last asked.
     waits: Vec<Duration>,
 }
 
 impl Destination {
-    pub(super) fn new(spec: DestinationSpec, first_attempt: u64) -> Destination {
+    /// `numbers`: how many that wait it may have in memory.
+    pub(super) fn new(spec: DestinationSpec, first_attempt: u64, numbers: usize) -> Destination {
         let mix = |seed: u64, byte: u8| seed.rotate_left(9) ^ u64::from(byte);
         let seed = spec.name.bytes().fold(first_attempt, mix);
         let recorded_floor = spec.floor.clone().filter(|floor| !floor.created.is_empty());
+        let waiting = Waiting::new(&spec.waiting, spec.waiting_beyond, spec.gap, numbers);
         Destination {
+            waiting,
+            remembered: Remembered::default(),
+            recorded_id: spec.recorded_id,
+            moved_at: None,
             spec,
             lanes: Lanes::new(u32::MAX),
             decided: Decided::default(),
@@ -97,7 +112,7 @@ impl Destination {
             unproven: 0,
             caution: Caution::default(),
             to_bury: Vec::new(),
-            writing: RangeSet::default(),
+            writing: Decided::default(),
             awaited: Awaited::default(),
             last_acked: None,
             waits: Vec::new(),
@@ -193,6 +208,7 @@ impl Destination {
             None => Phase::RecordFloor,
         };
         self.facts = Some(facts);
+        self.waiting.look_again();
         self.caution.reset();
     }
 
@@ -205,25 +221,28 @@ impl Destination {
         self.phase == Phase::RecordFloor
     }
 
+    /// May a receipt be drafted? What Resume finds gets a receipt before its answer is here; one of a
+    /// hand-over that came behind that would have the same numbers as waiting again.
+    pub(super) fn may_record(&self) -> bool {
+        !self.reading || self.decided.handed.is_empty()
+    }
+
     /// Everything decided since the last receipt; remembered until it is recorded.
     pub(super) fn take_decided(&mut self) -> Decided {
-        let decided = std::mem::take(&mut self.decided);
-        self.writing =
-            [&decided.published, &decided.dead].into_iter().flat_map(RangeSet::iter).collect();
-        decided
+        self.writing = std::mem::take(&mut self.decided);
+        self.writing.clone()
     }
 
     /// Is this number final here, recorded or not? Says `false` for what the ledger recorded
     /// before the watermark: WAL brings none of that.
     pub fn is_decided(&self, seq: i64) -> bool {
-        let Decided { published, dead, .. } = &self.decided;
-        [&self.spec.recorded, &self.writing, published, dead].iter().any(|set| set.contains(seq))
+        self.spec.recorded.contains(seq) || self.writing.has(seq) || self.decided.has(seq)
     }
 
     /// The ledger has what [`Self::take_decided`] took, and this floor with it.
     pub(super) fn recorded(&mut self, decided: &Decided, floor: Floor) {
         self.counts.recorded += decided.len();
-        self.writing = RangeSet::default();
+        self.writing = Decided::default();
         if floor.created.is_empty() {
             return;
         }
@@ -250,6 +269,9 @@ impl Destination {
             let slots = lanes.find_waiting(|event| awaited.take(event));
             self.counts.resumed += slots.len() as u64;
             undoubted.extend(slots.into_iter().filter_map(|slot| self.lanes.settle(slot)));
+        }
+        if !self.has_handed() {
+            self.awaited.forget_below(Lsn::ZERO);
         }
         if let Phase::Resuming { proven } = self.phase {
             if created == self.created {
@@ -315,6 +337,7 @@ impl Destination {
         if answered == 0 {
             return stored;
         }
+        self.waiting.look_again();
         match &answer.outcome {
             Outcome::Stored { stream_seq, duplicate } => {
                 self.counts.acked += stored.len() as u64;
@@ -435,13 +458,35 @@ impl Destination {
     }
 
     /// Records a decision for the next receipt.
-    pub(super) fn decide(&mut self, entry: &Entry, decision: Decision) {
-        self.decided.add(entry.event.seq, entry.txn, decision);
+    pub(super) fn decide(&mut self, now: Instant, entry: &Entry, decision: Decision) {
+        self.moved_at = Some(now);
+        self.decide_number(entry.event.seq, entry.origin, decision);
+    }
+
+    /// The same for an event that never was in a lane.
+    pub(super) fn decide_number(&mut self, seq: i64, origin: Origin, decision: Decision) {
+        self.remembered.note(seq);
+        self.decided.add(seq, origin, decision);
     }
 
     /// The next thing to do, if there is one now.
-    pub(super) fn poll(&mut self, now: Instant, sending: bool, confirmable: Lsn) -> Option<Step> {
-        self.lanes.wake(now);
+    pub(super) fn poll(
+        &mut self,
+        now: Instant,
+        sending: bool,
+        room: bool,
+        confirmable: Lsn,
+    ) -> Option<Step> {
+        if self.lanes.wake(now) {
+            self.waiting.look_again();
+        }
+        self.waiting.release(now);
+        if sending
+            && room
+            && let Some(step) = self.next_waiting()
+        {
+            return Some(step);
+        }
         let paused = self.caution.is_paused(now);
         loop {
             if let Some((slot, fault)) = self.to_bury.pop() {
@@ -458,6 +503,9 @@ impl Destination {
                     self.reading = true;
                     self.phase = Phase::Resuming { proven };
                     let (floor, known) = (self.floor(), self.known());
+                    // The position has passed what is handed over, and nobody knows whether it is
+                    // in the stream.
+                    let confirmable = if self.has_handed() { Lsn::ZERO } else { confirmable };
                     return Some(Step::Resume(ReadFrom { floor, known, confirmable }));
                 }
                 Phase::Probe if self.lanes.in_flight() > 0 => return None,
@@ -484,6 +532,11 @@ impl Destination {
                 }
             }
         }
+    }
+
+    /// Is it the stream that takes nothing, and not some runs that are refused?
+    pub(super) fn is_hopeless(&self) -> bool {
+        self.caution.is_hopeless()
     }
 
     fn may_resume(&self) -> bool {
@@ -520,6 +573,6 @@ impl Destination {
             Phase::Probe | Phase::Flow => self.caution.wake_at(),
             Phase::Down | Phase::RecordFloor | Phase::Resuming { .. } | Phase::Drain { .. } => None,
         };
-        phase.into_iter().chain(self.lanes.wake_at()).min()
+        phase.into_iter().chain(self.lanes.wake_at()).chain(self.waiting.held_until()).min()
     }
 }

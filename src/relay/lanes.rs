@@ -11,11 +11,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::event::{Event, RunHash};
-use crate::relay::watermark::TxnId;
+use crate::relay::receipts::Origin;
 
 /// Index of an entry; reused after the entry is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot(u32);
+
+/// A lane of fewer events may be filled up from the table: enough for a batch of one run, and a
+/// run that stops holds few.
+const LANE_SHORT: u32 = 2_000;
 
 const NONE: Slot = Slot(u32::MAX);
 
@@ -30,14 +34,21 @@ enum State {
 pub struct Entry {
     /// The event; shared with the other destinations.
     pub event: Arc<Event>,
-    /// The transaction that waits for it; `None` when the slow path found the event.
-    pub txn: Option<TxnId>,
+    /// Who brought it.
+    pub origin: Origin,
     /// How often it was sent.
     pub attempts: u32,
     ordinal: u64,
     state: State,
     prev: Slot,
     next: Slot,
+}
+
+impl Entry {
+    /// Its place in the order of commits, among the events of its destination.
+    pub fn ordinal(&self) -> u64 {
+        self.ordinal
+    }
 }
 
 /// Why a lane takes nothing out.
@@ -59,6 +70,9 @@ struct Lane {
     /// First entry that was not sent since the lane last started over; `NONE`: all were.
     next: Slot,
     in_flight: u32,
+    len: u32,
+    /// Events of it that the WAL brought.
+    wal: u32,
     gate: Gate,
     /// Does `ready` hold this lane's `next`?
     listed: bool,
@@ -79,6 +93,10 @@ pub struct Lanes {
     window: u32,
     in_flight: usize,
     len: usize,
+    /// Events that were missed: neither the WAL nor the ledger has them.
+    missed: usize,
+    /// Events that the ledger has as waiting.
+    handed: usize,
 }
 
 impl Lanes {
@@ -94,6 +112,8 @@ impl Lanes {
             window,
             in_flight: 0,
             len: 0,
+            missed: 0,
+            handed: 0,
         }
     }
 
@@ -105,6 +125,21 @@ impl Lanes {
     /// No undecided events?
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Undecided events that were missed.
+    pub fn missed(&self) -> usize {
+        self.missed
+    }
+
+    /// Undecided events that the ledger has as waiting.
+    pub fn handed(&self) -> usize {
+        self.handed
+    }
+
+    /// Has the run's lane an event that the WAL brought? Then all that it brought since is there.
+    pub fn has_wal(&self, run: RunHash) -> bool {
+        self.lanes.get(&run).is_some_and(|lane| lane.wal > 0)
     }
 
     /// Runs with undecided events.
@@ -127,15 +162,21 @@ impl Lanes {
     }
 
     /// Appends an event to its lane.
-    pub fn push(&mut self, event: Arc<Event>, txn: Option<TxnId>) {
+    pub fn push(&mut self, event: Arc<Event>, origin: Origin) {
         let run = event.run_hash;
         let ordinal = self.ordinal;
         self.ordinal += 1;
         self.len += 1;
+        let from_wal = u32::from(matches!(origin, Origin::Wal(_)));
+        match origin {
+            Origin::Wal(_) => {}
+            Origin::Table { handed: true, .. } => self.handed += 1,
+            Origin::Table { handed: false, .. } => self.missed += 1,
+        }
         let tail = self.lanes.get(&run).map_or(NONE, |lane| lane.tail);
         let entry = Entry {
             event,
-            txn,
+            origin,
             attempts: 0,
             ordinal,
             state: State::Waiting,
@@ -151,10 +192,14 @@ impl Lanes {
             tail: slot,
             next: NONE,
             in_flight: 0,
+            len: 0,
+            wal: 0,
             gate: Gate::Open,
             listed: false,
         });
         lane.tail = slot;
+        lane.len += 1;
+        lane.wal += from_wal;
         if lane.next == NONE {
             lane.next = slot;
         }
@@ -240,6 +285,8 @@ impl Lanes {
                 lane.in_flight -= 1;
                 self.in_flight -= 1;
             }
+            lane.len -= 1;
+            lane.wal -= u32::from(matches!(entry.origin, Origin::Wal(_)));
             if lane.head == NONE {
                 self.lanes.remove(&run);
             } else {
@@ -310,14 +357,16 @@ impl Lanes {
         self.lanes.values().filter(held).count()
     }
 
-    /// Opens the lanes whose time has come.
-    pub fn wake(&mut self, now: Instant) {
+    /// Opens the lanes whose time has come; says whether there was one.
+    pub fn wake(&mut self, now: Instant) -> bool {
+        let mut woke = false;
         while let Some(Reverse((at, _))) = self.timers.peek().copied() {
             if at > now {
                 break;
             }
-            self.wake_next();
+            woke |= self.wake_next();
         }
+        woke
     }
 
     /// Opens the lane of the next timer; `false` when the lane does not wait for it any more.
@@ -359,6 +408,68 @@ impl Lanes {
     pub fn oldest(&self) -> Option<&Entry> {
         let heads = self.lanes.values().filter_map(|lane| self.get(lane.head));
         heads.min_by_key(|entry| entry.ordinal)
+    }
+
+    /// Lanes that stand still, with nothing in flight; `all`: every lane with nothing in flight.
+    /// None of which an event is on its way to the dead letters.
+    fn idle(&self, all: bool) -> impl Iterator<Item = (RunHash, &Lane)> {
+        let stands = move |lane: &Lane| match lane.gate {
+            Gate::Until(_) => true,
+            Gate::Open | Gate::Rewinding => all,
+            Gate::Burying(_) => false,
+        };
+        let idle = self.lanes.iter().filter(move |(_, lane)| lane.in_flight == 0 && stands(lane));
+        idle.map(|(run, lane)| (*run, lane))
+    }
+
+    /// The runs of idle lanes, each with the time that its lane waits for; `wal`: only those that
+    /// hold events of the WAL.
+    pub fn idle_runs(&self, all: bool, wal: bool) -> Vec<(RunHash, Option<Instant>)> {
+        let idle = self.idle(all).filter(|(_, lane)| !wal || lane.wal > 0);
+        idle.map(|(run, lane)| match lane.gate {
+            Gate::Until(at) => (run, Some(at)),
+            Gate::Open | Gate::Rewinding | Gate::Burying(_) => (run, None),
+        })
+        .collect()
+    }
+
+    /// The events of idle lanes.
+    pub fn idle_len(&self, all: bool) -> usize {
+        self.idle(all).map(|(_, lane)| usize::try_from(lane.len).unwrap_or(usize::MAX)).sum()
+    }
+
+    /// The events of lanes that go on: neither the clock nor a burial holds them.
+    pub fn going_len(&self) -> usize {
+        let goes = |lane: &&Lane| matches!(lane.gate, Gate::Open | Gate::Rewinding);
+        let lens = self.lanes.values().filter(goes).map(|lane| usize::try_from(lane.len));
+        lens.map(|len| len.unwrap_or(usize::MAX)).sum()
+    }
+
+    /// Empties a lane with nothing in flight; its entries in their order.
+    pub fn empty(&mut self, run: RunHash) -> Vec<Entry> {
+        let Some(lane) = self.lanes.get(&run).filter(|lane| lane.in_flight == 0) else {
+            return Vec::new();
+        };
+        let mut entries = Vec::with_capacity(usize::try_from(lane.len).unwrap_or_default());
+        let mut slot = lane.head;
+        while let Some(entry) = self.vacate(slot) {
+            slot = entry.next;
+            entries.push(entry);
+        }
+        self.lanes.remove(&run);
+        entries
+    }
+
+    /// May events of this run be read from the table, since its lane goes on and is short?
+    pub fn may_grow(&self, run: RunHash) -> bool {
+        self.lanes.get(&run).is_none_or(|lane| {
+            matches!(lane.gate, Gate::Open | Gate::Rewinding) && lane.len < LANE_SHORT
+        })
+    }
+
+    /// The numbers of all events.
+    pub fn numbers(&self) -> impl Iterator<Item = i64> + '_ {
+        self.slots.iter().flatten().map(|entry| entry.event.seq)
     }
 
     /// In flight → waiting; the lane's run.
@@ -436,6 +547,11 @@ impl Lanes {
         let index = usize::try_from(slot.0).ok()?;
         let entry = self.slots.get_mut(index)?.take()?;
         self.len -= 1;
+        match entry.origin {
+            Origin::Wal(_) => {}
+            Origin::Table { handed: true, .. } => self.handed -= 1,
+            Origin::Table { handed: false, .. } => self.missed -= 1,
+        }
         if self.len == 0 {
             // A burst leaves no memory behind.
             self.slots.clear();

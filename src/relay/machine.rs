@@ -11,8 +11,10 @@ use crate::relay::destination::{Destination, DestinationSpec, LastAcked, Step};
 use crate::relay::lanes::{Entry, Slot};
 use crate::relay::outcome::{Answer, Attempt, DestinationId, Floor, Found, ReadFrom, StreamFacts};
 use crate::relay::ranges::RangeSet;
-use crate::relay::receipts::{Decided, Decision};
-use crate::relay::route;
+use crate::relay::receipts::{Decided, Decision, Origin};
+use crate::relay::slow::Placed;
+pub use crate::relay::slow::{Loaded, WaitingPart};
+use crate::relay::waiting::{NUMBER_BYTES, Waiter};
 use crate::relay::watermark::{TxnId, Watermark};
 
 /// Burials under way at most: each is a statement on the one control connection, before which
@@ -28,6 +30,17 @@ pub struct Limits {
     pub receipt_interval: Duration,
     /// Decisions at which a receipt is due at once.
     pub receipt_events: u64,
+    /// Numbers that wait outside the lanes and are in memory, of each destination, as far as
+    /// [`Limits::waiting_numbers`] allows.
+    pub waiting_numbers: usize,
+}
+
+impl Limits {
+    /// Numbers that wait may fill a quarter of memory; the destinations share it.
+    pub fn waiting_numbers(&self, destinations: usize) -> usize {
+        let share = self.memory_bytes / 4 / NUMBER_BYTES / destinations.max(1);
+        self.waiting_numbers.min(share).max(1)
+    }
 }
 
 /// What happened.
@@ -62,8 +75,38 @@ pub enum Input {
     ResumeFailed(DestinationId),
     /// A burial is durable, or failed.
     Buried(Burial, bool),
-    /// The ledger has what [`Action::Record`] asked for.
-    Recorded,
+    /// The ledger has what [`Action::Record`] asked for, in receipts up to this one.
+    Recorded {
+        /// Id of the newest receipt written.
+        newest: i64,
+    },
+    /// The first of the rows that [`Action::Load`] asked for.
+    Loaded(DestinationId, Loaded),
+    /// The rows could not be read.
+    LoadFailed(DestinationId),
+    /// What [`Action::ReadWaiting`] asked for.
+    WaitingRead(DestinationId, WaitingPart),
+    /// The ledger could not be read.
+    WaitingReadFailed(DestinationId),
+    /// A look through the table begins: what is decided from now on is remembered.
+    SweepBegins,
+    /// The look is over.
+    SweepEnds,
+    /// A row that the WAL has not brought and won't.
+    Missed {
+        /// Where it is missing.
+        destination: DestinationId,
+        /// The row.
+        event: Event,
+        /// It committed below.
+        until: Lsn,
+    },
+    /// A whole look through the table found no row that the WAL did not bring, and none can come
+    /// any more: what waits behind them may go. Without effect while one of them is in its lane
+    /// ([`crate::relay::waiting::Waiting::is_bridging`] tells): to be said again after another look.
+    Bridged(DestinationId),
+    /// Undecided events hold back more WAL than they may, or no longer.
+    WalPressure(bool),
     /// Take nothing new; finish what is in flight.
     Stop,
 }
@@ -127,6 +170,24 @@ pub enum Action {
     },
     /// Write receipts in one synchronous transaction, then say so. One at a time.
     Record(Vec<ReceiptDraft>),
+    /// Read the rows of these numbers, or the first of them.
+    Load {
+        /// For the answer.
+        destination: DestinationId,
+        /// In the order in which they go.
+        waiters: Vec<Waiter>,
+        /// Enough is read when the rows have so many bytes.
+        max_bytes: usize,
+    },
+    /// Read the numbers that wait from the ledger, in receipts above this one.
+    ReadWaiting {
+        /// Whose.
+        destination: DestinationId,
+        /// Receipt.
+        after: i64,
+        /// Enough is read with so many numbers; a receipt is read as a whole.
+        most: usize,
+    },
 }
 
 /// One destination's receipt.
@@ -156,20 +217,24 @@ const DECISION_BYTES: usize = 160;
 /// See the module.
 #[derive(Debug)]
 pub struct Relay {
-    limits: Limits,
-    destinations: Vec<Destination>,
+    pub(super) limits: Limits,
+    pub(super) destinations: Vec<Destination>,
     watermark: Watermark,
     open: Option<TxnId>,
     last_begun: Option<Lsn>,
-    held_bytes: usize,
+    pub(super) held_bytes: usize,
+    /// Undecided events hold back too much WAL.
+    pub(super) wal_pressure: bool,
+    /// When it was last looked for what can be handed over.
+    pub(super) looked_at: Option<Instant>,
     /// Receipts being written.
     writing: Option<Vec<ReceiptDraft>>,
     /// When the oldest decision among them was made.
     writing_since: Option<Instant>,
     /// When the oldest decision without receipt was made.
-    undecided_since: Option<Instant>,
+    pub(super) undecided_since: Option<Instant>,
     burials: usize,
-    stopping: bool,
+    pub(super) stopping: bool,
     /// Commit times of events acked since the pump last asked.
     acked: Vec<UnixMicros>,
     turn: usize,
@@ -183,7 +248,8 @@ impl Relay {
         destinations: Vec<DestinationSpec>,
         first_attempt: u64,
     ) -> Relay {
-        let make = |spec| Destination::new(spec, first_attempt);
+        let numbers = limits.waiting_numbers(destinations.len());
+        let make = |spec| Destination::new(spec, first_attempt, numbers);
         Relay {
             limits,
             destinations: destinations.into_iter().map(make).collect(),
@@ -191,6 +257,8 @@ impl Relay {
             open: None,
             last_begun: None,
             held_bytes: 0,
+            wal_pressure: false,
+            looked_at: None,
             writing: None,
             writing_since: None,
             undecided_since: None,
@@ -220,7 +288,18 @@ impl Relay {
             Input::Resumed(id, verified) => self.resumed(now, id, verified),
             Input::ResumeFailed(id) => self.each(id, |destination| destination.resume_failed(now)),
             Input::Buried(burial, done) => self.buried(now, burial, done),
-            Input::Recorded => self.recorded(),
+            Input::Recorded { newest } => self.recorded(newest),
+            Input::Loaded(id, loaded) => self.loaded(now, id, loaded),
+            Input::LoadFailed(id) => self.loaded(now, id, Loaded::default()),
+            Input::WaitingRead(id, part) => self.each(id, |each| each.waiting_read(&part)),
+            Input::WaitingReadFailed(id) => self.each(id, Destination::waiting_read_failed),
+            Input::SweepBegins => self.destinations.iter_mut().for_each(Destination::remember),
+            Input::SweepEnds => self.destinations.iter_mut().for_each(Destination::forget),
+            Input::Missed { destination, event, until } => {
+                self.missed_row(now, destination, event, until);
+            }
+            Input::Bridged(id) => self.each(id, Destination::bridged),
+            Input::WalPressure(on) => self.wal_pressure = on,
             Input::Stop => self.stopping = true,
         }
         Ok(())
@@ -245,19 +324,13 @@ impl Relay {
         };
         let event = Arc::new(event);
         for destination in &mut self.destinations {
-            if destination.spec.recorded.contains(event.seq) {
+            let DestinationSpec { recorded, handed, .. } = &destination.spec;
+            if recorded.contains(event.seq) || handed.contains(event.seq) {
                 continue;
             }
             self.watermark.hold(txn);
-            if destination.is_in_stream(&event) {
-                destination.decided.add(event.seq, Some(txn), Decision::Published);
+            if destination.place(now, &event, Origin::Wal(txn)) == Placed::ToRecord {
                 self.undecided_since.get_or_insert(now);
-            } else if event.fault.is_none() && !route::takes(&destination.spec.filter, &event) {
-                destination.counts.unmatched += 1;
-                destination.decided.add(event.seq, Some(txn), Decision::Unmatched);
-                self.undecided_since.get_or_insert(now);
-            } else {
-                destination.lanes.push(Arc::clone(&event), Some(txn));
             }
         }
         if Arc::strong_count(&event) > 1 {
@@ -269,7 +342,7 @@ impl Relay {
     fn answer(&mut self, now: Instant, id: DestinationId, answer: &Answer) {
         let Some(destination) = self.destinations.get_mut(usize::from(id.0)) else { return };
         for entry in destination.answer(now, answer) {
-            destination.decide(&entry, Decision::Published);
+            destination.decide(now, &entry, Decision::Published);
             self.undecided_since.get_or_insert(now);
             self.acked.extend(entry.event.committed_at);
             let_go(&mut self.held_bytes, entry);
@@ -282,17 +355,19 @@ impl Relay {
         if !verified.seqs.is_empty() {
             spec.recorded.extend(verified.seqs.iter());
             spec.recorded_to = spec.recorded_to.max(verified.last_lsn.unwrap_or(Lsn(u64::MAX)));
+            destination.found(&verified.seqs);
         }
+        destination.waiting.look_again();
         let strangers = verified.strangers;
         let resumed = destination.resumed(now, &verified.created, verified.last_seq, strangers);
         for entry in resumed.undoubted {
-            destination.decide(&entry, Decision::Published);
+            destination.decide(now, &entry, Decision::Published);
             self.undecided_since.get_or_insert(now);
             let_go(&mut self.held_bytes, entry);
         }
         for entry in resumed.recorded {
             // The ledger has it already: nothing is left to record.
-            if let Some(txn) = entry.txn {
+            if let Origin::Wal(txn) = entry.origin {
                 self.watermark.release(txn, 1);
             }
             let_go(&mut self.held_bytes, entry);
@@ -303,16 +378,17 @@ impl Relay {
         self.burials = self.burials.saturating_sub(1);
         let index = usize::from(burial.destination.0);
         let Some(destination) = self.destinations.get_mut(index) else { return };
+        destination.waiting.look_again();
         if !done {
             destination.burial_failed(now, burial.slot, burial.seq);
         } else if let Some(entry) = destination.buried(burial.slot, burial.seq, burial.reason) {
-            destination.decide(&entry, Decision::Dead);
+            destination.decide(now, &entry, Decision::Dead);
             self.undecided_since.get_or_insert(now);
             let_go(&mut self.held_bytes, entry);
         }
     }
 
-    fn recorded(&mut self) {
+    fn recorded(&mut self, newest: i64) {
         self.writing_since = None;
         for draft in self.writing.take().unwrap_or_default() {
             for (txn, count) in &draft.decided.waiting {
@@ -320,6 +396,7 @@ impl Relay {
             }
             self.each(draft.destination, |destination| {
                 destination.recorded(&draft.decided, draft.floor);
+                destination.recorded_id = destination.recorded_id.max(newest);
             });
         }
         self.forget_recorded();
@@ -329,9 +406,13 @@ impl Relay {
     fn forget_recorded(&mut self) {
         let confirmable = self.watermark.confirmable();
         for destination in &mut self.destinations {
-            destination.awaited.forget_below(confirmable);
-            if !destination.spec.recorded.is_empty() && destination.spec.recorded_to < confirmable {
-                destination.spec.recorded = RangeSet::default();
+            if !destination.has_handed() {
+                destination.awaited.forget_below(confirmable);
+            }
+            let spec = &mut destination.spec;
+            if spec.recorded_to < confirmable {
+                spec.recorded = RangeSet::default();
+                spec.handed = RangeSet::default();
             }
         }
     }
@@ -340,17 +421,25 @@ impl Relay {
     pub fn poll(&mut self, now: Instant) -> Option<Action> {
         let count = self.destinations.len();
         let confirmable = self.watermark.confirmable();
+        let room = self.hand_over(now);
         for turn in 0..count {
             // Destinations take turns, so that none starves behind a busy one.
             let index = (self.turn + turn) % count;
             let destination = self.destinations.get_mut(index)?;
             let id = DestinationId(u16::try_from(index).unwrap_or(u16::MAX));
             let sending = !self.stopping && self.burials < BURIALS_AT_ONCE;
-            let Some(step) = destination.poll(now, sending, confirmable) else { continue };
+            let Some(step) = destination.poll(now, sending, room, confirmable) else { continue };
             self.turn = index;
             return Some(match step {
                 Step::Send(attempt, message) => Action::Send { destination: id, attempt, message },
                 Step::Resume(from) => Action::Resume { destination: id, from },
+                Step::Load(waiters) => {
+                    let max_bytes = self.load_bytes();
+                    Action::Load { destination: id, waiters, max_bytes }
+                }
+                Step::ReadWaiting(after, most) => {
+                    Action::ReadWaiting { destination: id, after, most }
+                }
                 Step::Bury(slot, event, fault, attempts) => {
                     self.burials += 1;
                     let seq = event.seq;
@@ -368,19 +457,22 @@ impl Relay {
             return None;
         }
         let floors_only = self.destinations.iter().any(Destination::wants_floor_recorded);
-        let events: u64 = self.destinations.iter().map(|each| each.decided.len()).sum();
+        let ready = self.destinations.iter().filter(|each| each.may_record());
+        let events: u64 = ready.map(|each| each.decided.len()).sum();
         let due = self.undecided_since.is_some_and(|since| {
             self.stopping
                 || events >= self.limits.receipt_events
                 || now >= since + self.limits.receipt_interval
         });
+        let due = due && self.may_record();
         if !due && !floors_only {
             return None;
         }
         self.writing_since = self.undecided_since.take().or(Some(now));
         let mut drafts = Vec::new();
         for (destination, index) in self.destinations.iter_mut().zip(0u16..) {
-            if destination.decided.is_empty() && !destination.wants_floor_recorded() {
+            let empty = destination.decided.is_empty() && !destination.wants_floor_recorded();
+            if empty || !destination.may_record() {
                 continue;
             }
             drafts.push(ReceiptDraft {
@@ -391,15 +483,28 @@ impl Relay {
                 decided: destination.take_decided(),
             });
         }
+        if self.destinations.iter().any(|each| !each.decided.is_empty()) {
+            self.undecided_since = self.writing_since;
+        }
         self.writing = Some(drafts.clone());
         Some(drafts)
+    }
+
+    fn may_record(&self) -> bool {
+        self.destinations.iter().any(|each| each.may_record() && !each.decided.is_empty())
     }
 
     /// Should more WAL be read? The budget may be overrun by the one event that fills it.
     /// Decisions without receipt count too: reading must not outrun a ledger that hangs.
     pub fn wants_wal(&self) -> bool {
-        let bytes = self.held_bytes.saturating_add(self.unrecorded_bytes());
-        !self.stopping && bytes < self.limits.memory_bytes
+        !self.stopping && self.used_bytes() < self.limits.memory_bytes
+    }
+
+    pub(super) fn used_bytes(&self) -> usize {
+        let waiting: usize = self.destinations.iter().map(|each| each.waiting.bytes()).sum();
+        // They have a bound of their own, and must not stop what would make them fewer.
+        let waiting = waiting.min(self.limits.memory_bytes / 4);
+        self.held_bytes.saturating_add(self.unrecorded_bytes()).saturating_add(waiting)
     }
 
     fn unrecorded_bytes(&self) -> usize {
@@ -417,8 +522,9 @@ impl Relay {
     /// When time alone brings something to do.
     pub fn wake_at(&self) -> Option<Instant> {
         let receipt = self.undecided_since.map(|since| since + self.limits.receipt_interval);
-        let receipt = receipt.filter(|_| self.writing.is_none());
-        self.destinations.iter().filter_map(Destination::wake_at).chain(receipt).min()
+        let receipt = receipt.filter(|_| self.writing.is_none() && self.may_record());
+        let destinations = self.destinations.iter().filter_map(Destination::wake_at);
+        destinations.chain(receipt).chain(self.hand_over_at()).min()
     }
 
     /// After [`Input::Stop`]: is everything that was begun finished and recorded?
@@ -465,7 +571,7 @@ impl Relay {
         numbers.max().unwrap_or(0)
     }
 
-    fn each(&mut self, id: DestinationId, change: impl FnOnce(&mut Destination)) {
+    pub(super) fn each(&mut self, id: DestinationId, change: impl FnOnce(&mut Destination)) {
         if let Some(destination) = self.destinations.get_mut(usize::from(id.0)) {
             change(destination);
         }
@@ -473,7 +579,7 @@ impl Relay {
 }
 
 /// Gives an entry's bytes back to the budget when no other destination holds the event.
-fn let_go(held_bytes: &mut usize, entry: Entry) {
+pub(super) fn let_go(held_bytes: &mut usize, entry: Entry) {
     if let Some(event) = Arc::into_inner(entry.event) {
         *held_bytes = held_bytes.saturating_sub(event.budget_bytes());
     }

@@ -3,7 +3,7 @@
 //!
 //! Reading order: [`machine`] (inputs and actions), [`destination`] (the procedure after an unknown
 //! outcome), [`lanes`] (order), [`attempts`] (the floor), [`receipts`], [`watermark`] (what may be
-//! confirmed).
+//! confirmed); then [`waiting`] and [`slow`] (what does not come by WAL alone).
 
 pub mod attempts;
 pub mod awaited;
@@ -16,7 +16,9 @@ pub mod outcome;
 pub mod ranges;
 pub mod receipts;
 pub mod route;
+pub mod slow;
 pub mod standing;
+pub mod waiting;
 pub mod watermark;
 
 pub use machine::{Action, Input, Limits, Relay};

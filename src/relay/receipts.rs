@@ -1,8 +1,32 @@
 //! What is decided and not yet recorded, per destination: the next receipt in the making.
 
+use crate::event::RunHash;
 use crate::lsn::Lsn;
 use crate::relay::ranges::RangeSet;
 use crate::relay::watermark::TxnId;
+
+/// Who brought an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The WAL: a transaction waits for the event.
+    Wal(TxnId),
+    /// The table.
+    Table {
+        /// It committed at or below.
+        until: Lsn,
+        /// The ledger has it as waiting.
+        handed: bool,
+    },
+}
+
+impl Origin {
+    /// WAL from above brings the event no more.
+    pub fn until(self) -> Lsn {
+        match self {
+            Origin::Wal(TxnId(lsn)) | Origin::Table { until: lsn, .. } => lsn,
+        }
+    }
+}
 
 /// How a number was decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +37,8 @@ pub enum Decision {
     Dead,
     /// The destination's filter does not take it.
     Unmatched,
+    /// Its row went away while it was waiting.
+    Gone,
 }
 
 /// One destination's share of what a ledger write records.
@@ -22,12 +48,18 @@ pub struct Decided {
     pub published: RangeSet,
     /// Dead letters.
     pub dead: RangeSet,
+    /// Numbers whose rows went away.
+    pub gone: RangeSet,
+    /// Handed over, in commit order. Not decided, and to be recorded like decisions.
+    pub handed: Vec<(i64, RunHash)>,
     /// How many were published.
     pub published_events: u64,
     /// How many were unmatched.
     pub unmatched_events: u64,
     /// How many are dead letters.
     pub dead_events: u64,
+    /// How many are gone.
+    pub gone_events: u64,
     /// Lowest commit LSN among them.
     pub first_lsn: Option<Lsn>,
     /// Highest commit LSN among them.
@@ -38,7 +70,7 @@ pub struct Decided {
 
 impl Decided {
     /// One more decision.
-    pub fn add(&mut self, seq: i64, txn: Option<TxnId>, decision: Decision) {
+    pub fn add(&mut self, seq: i64, origin: Origin, decision: Decision) {
         match decision {
             Decision::Published => {
                 self.published.insert(seq);
@@ -52,24 +84,55 @@ impl Decided {
                 self.dead.insert(seq);
                 self.dead_events += 1;
             }
+            Decision::Gone => {
+                self.gone.insert(seq);
+                self.gone_events += 1;
+            }
         }
-        let Some(txn) = txn else { return };
+        self.count(origin);
+    }
+
+    /// One more that is handed over.
+    pub fn hand(&mut self, seq: i64, run: RunHash, origin: Origin) {
+        self.handed.push((seq, run));
+        self.count(origin);
+    }
+
+    /// Some of those that are handed over are final in the ledger. What waits for the next receipt
+    /// goes on to wait for it.
+    pub fn take_back(&mut self, seqs: &RangeSet) {
+        self.handed.retain(|(seq, _)| !seqs.contains(*seq));
+    }
+
+    fn count(&mut self, origin: Origin) {
+        self.last_lsn = self.last_lsn.max(Some(origin.until()));
+        let Origin::Wal(txn) = origin else { return };
         let lsn = txn.0;
         self.first_lsn = Some(self.first_lsn.map_or(lsn, |first| first.min(lsn)));
-        self.last_lsn = self.last_lsn.max(Some(lsn));
         match self.waiting.last_mut() {
             Some((last, count)) if *last == txn => *count += 1,
             _ => self.waiting.push((txn, 1)),
         }
     }
 
-    /// How many decisions.
-    pub fn len(&self) -> u64 {
-        self.published_events + self.unmatched_events + self.dead_events
+    /// Is this number decided here?
+    pub fn has(&self, seq: i64) -> bool {
+        [&self.published, &self.dead, &self.gone].iter().any(|set| set.contains(seq))
     }
 
-    /// None?
+    /// The decided numbers as ranges; they can overlap.
+    pub fn ranges(&self) -> impl Iterator<Item = (i64, i64)> + '_ {
+        [&self.published, &self.dead, &self.gone].into_iter().flat_map(RangeSet::iter)
+    }
+
+    /// How many decisions, and how many handed over.
+    pub fn len(&self) -> u64 {
+        let decided = self.published_events + self.unmatched_events + self.dead_events;
+        decided + self.gone_events + self.handed.len() as u64
+    }
+
+    /// None, and nothing that waits for a receipt?
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.len() == 0 && self.waiting.is_empty()
     }
 }

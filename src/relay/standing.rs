@@ -9,6 +9,7 @@ use crate::lsn::Lsn;
 use crate::message::Envelope;
 use crate::relay::outcome::Floor;
 use crate::relay::ranges::RangeSet;
+use crate::relay::waiting::Waiter;
 
 /// What the core must know of a destination.
 #[derive(Debug, Clone)]
@@ -29,6 +30,16 @@ pub struct DestinationSpec {
     pub floor: Option<Floor>,
     /// Highest stream sequence that the ledger has seen, in the stream that the floor names.
     pub recorded_known: u64,
+    /// Newest receipt of it.
+    pub recorded_id: i64,
+    /// Numbers that the ledger has as handed over, final since or not, and that WAL may bring again.
+    pub handed: RangeSet,
+    /// Those that are not final, in commit order, as many as were read.
+    pub waiting: Vec<Waiter>,
+    /// The ledger has more of them, in receipts above this one.
+    pub waiting_beyond: Option<i64>,
+    /// Rows were committed that no WAL will bring: what WAL brings waits until they are found.
+    pub gap: bool,
 }
 
 /// Where a destination stands.
@@ -92,6 +103,12 @@ pub struct Counts {
     pub unmatched: u64,
     /// Decisions recorded.
     pub recorded: u64,
+    /// Events handed over: they wait in the ledger, and their rows in the table.
+    pub handed: u64,
+    /// Rows that the WAL did not bring, found in the table.
+    pub missed: u64,
+    /// Events whose rows went away while they waited.
+    pub gone: u64,
     /// Refusals that may heal.
     pub refusals: u64,
     /// Unknown outcomes by cause.

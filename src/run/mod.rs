@@ -3,11 +3,15 @@
 //! `supervise` keeps sessions going and decides by a failure's fate how; `session` is one life of
 //! the paired connections; `pump` is the only place where PostgreSQL, the core and NATS meet.
 
+mod caretaker;
 pub mod clock;
+mod plan;
 mod pump;
 mod reporting;
 mod session;
+mod slow_work;
 mod supervise;
+mod sweeper;
 mod work;
 
 use std::sync::Arc;

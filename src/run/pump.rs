@@ -17,9 +17,14 @@ use crate::publish::{Order, Publisher, Report, Shipment};
 use crate::relay::machine::{ProtocolViolation, Verified};
 use crate::relay::outcome::{DestinationId, Resumed};
 use crate::relay::{Action, Input, Relay};
+use crate::run::caretaker::{self, Caretaker};
 use crate::run::clock;
 use crate::run::reporting::Reporter;
+use crate::run::session::Ended;
+use crate::run::sweeper::{Ask, Sweeper};
 use crate::run::work::{Done, Ledger, Place, letter};
+use crate::store::Pulse;
+use crate::store::sweep::parse_marker;
 use crate::wal::{Control, WalItem, WalStream};
 
 /// How often the control connection, which idles between receipts, is asked for a sign of life.
@@ -33,15 +38,26 @@ const REPORTS_AT_ONCE: usize = 64;
 pub struct Pump<'a> {
     pub relay: &'a mut Relay,
     pub control: &'a mut Control,
-    pub wal: WalStream,
+    /// `None`: the table is all there is.
+    pub wal: Option<WalStream>,
     pub decoder: Decoder,
     pub ledger: Arc<Ledger>,
     pub places: Vec<Place>,
     pub publishers: Vec<Publisher>,
     pub reports: mpsc::UnboundedReceiver<(DestinationId, Report)>,
     pub reporter: Reporter,
+    pub sweeper: Sweeper,
+    /// Sees to a slot while there is no WAL.
+    pub caretaker: Option<Caretaker>,
     pub shutdown: CancellationToken,
     pub shutdown_timeout: Duration,
+    pub max_retained_wal_bytes: u64,
+}
+
+/// An orderly end under way.
+struct Stop {
+    by: Instant,
+    ended: Ended,
 }
 
 type Jobs = FuturesUnordered<BoxFuture<'static, Done>>;
@@ -49,15 +65,21 @@ type Jobs = FuturesUnordered<BoxFuture<'static, Done>>;
 impl Pump<'_> {
     /// Runs until something fails or a stop is complete. On a stop everything that was sent is
     /// answered, recorded and confirmed, as far as `shutdown_timeout` allows.
-    pub async fn run(mut self) -> Result<(), Failure> {
+    pub async fn run(mut self) -> Result<Ended, Failure> {
         let mut jobs = Jobs::new();
         jobs.push(Box::pin(Arc::clone(&self.ledger).ping()));
         let mut ships: Vec<Vec<Shipment>> = self.publishers.iter().map(|_| Vec::new()).collect();
-        let mut stop_by: Option<Instant> = None;
+        let mut stop: Option<Stop> = None;
         let mut next_ping = clock::now() + PING_EVERY;
         loop {
+            if stop.is_none() {
+                self.sweep(&mut jobs)?;
+                self.see_to_the_slot(&mut jobs);
+            }
             self.act(&mut jobs, &mut ships);
-            self.wal.confirm(self.relay.confirmable());
+            if let Some(wal) = &self.wal {
+                wal.confirm(self.relay.confirmable());
+            }
             self.reporter.turn(self.relay, clock::now());
             // A statement under way answers for the connection; one that waits for a synchronous
             // standby must not look like a dead server.
@@ -67,24 +89,32 @@ impl Pump<'_> {
                     jobs.push(Box::pin(Arc::clone(&self.ledger).ping()));
                 }
             }
-            if let Some(deadline) = stop_by
-                && (self.relay.is_quiet() || clock::now() >= deadline)
-            {
+            if stop.as_ref().is_some_and(|stop| self.is_over(stop)) {
                 break;
             }
-            let wake = [self.relay.wake_at(), stop_by, self.reporter.wake_at(), Some(next_ping)];
+            let wake = [
+                self.relay.wake_at(),
+                stop.as_ref().map(|stop| stop.by),
+                self.reporter.wake_at(),
+                self.sweeper.wake_at(),
+                self.caretaker.as_ref().and_then(Caretaker::wake_at),
+                Some(next_ping),
+            ];
             let wake = wake.into_iter().flatten().min().unwrap_or(next_ping);
             // Results before new work: an answer frees memory and moves the position, a row of
             // WAL takes some. Reading goes on only while the core has room.
             tokio::select! {
                 biased;
                 failure = self.control.closed() => return Err(failure),
-                () = self.shutdown.cancelled(), if stop_by.is_none() => {
-                    self.feed(Input::Stop)?;
-                    stop_by = Some(clock::now() + self.shutdown_timeout);
+                () = self.shutdown.cancelled(), if !is_final(stop.as_ref()) => {
+                    stop = Some(self.begin_stop(Ended::Stopped)?);
                     self.reporter.stopping();
                 }
-                Some(done) = jobs.next() => self.done(done)?,
+                Some(done) = jobs.next() => {
+                    if self.done(done)? && stop.is_none() {
+                        stop = Some(self.begin_stop(Ended::Again)?);
+                    }
+                }
                 Some((id, report)) = self.reports.recv() => {
                     self.report(id, report, &mut jobs)?;
                     for _ in 0..REPORTS_AT_ONCE {
@@ -92,17 +122,27 @@ impl Pump<'_> {
                         self.report(id, report, &mut jobs)?;
                     }
                 }
-                items = self.wal.next(), if self.relay.wants_wal() => self.read(items?)?,
+                items = next_items(self.wal.as_mut()), if self.relay.wants_wal() => {
+                    self.read(items?)?;
+                }
                 () = tokio::time::sleep_until(wake.into()) => {}
             }
         }
-        self.leave(stop_by).await
+        self.leave(stop).await
+    }
+
+    fn begin_stop(&mut self, ended: Ended) -> Result<Stop, Failure> {
+        self.feed(Input::Stop)?;
+        Ok(Stop { by: clock::now() + self.shutdown_timeout, ended })
+    }
+
+    fn is_over(&self, stop: &Stop) -> bool {
+        self.relay.is_quiet() || clock::now() >= stop.by
     }
 
     /// The end of an orderly stop: says what is left behind, then takes leave of the server.
-    async fn leave(self, stop_by: Option<Instant>) -> Result<(), Failure> {
+    async fn leave(self, stop: Option<Stop>) -> Result<Ended, Failure> {
         let confirmed = self.relay.confirmable();
-        self.wal.confirm(confirmed);
         self.reporter.observe(self.relay);
         let destinations = self.relay.destinations();
         let in_flight: usize = destinations.iter().map(|each| each.lanes().in_flight()).sum();
@@ -118,8 +158,48 @@ impl Pump<'_> {
                  the next start reads the stream to find out"
             );
         }
-        let left = stop_by.map(|by| by.saturating_duration_since(clock::now()));
-        self.wal.stop(left.unwrap_or_default().max(GOODBYE_MIN)).await
+        let (by, ended) = stop.map_or((clock::now(), Ended::Stopped), |stop| (stop.by, stop.ended));
+        if let Some(wal) = self.wal {
+            wal.confirm(confirmed);
+            wal.stop(by.saturating_duration_since(clock::now()).max(GOODBYE_MIN)).await?;
+        }
+        Ok(ended)
+    }
+
+    /// Goes on with the pass through the table, if one is due or under way.
+    fn sweep(&mut self, jobs: &mut Jobs) -> Result<(), Failure> {
+        while let Some(ask) = self.sweeper.next(clock::now(), self.relay) {
+            let ledger = Arc::clone(&self.ledger);
+            match ask {
+                Ask::Look(request) => {
+                    self.feed(Input::SweepBegins)?;
+                    jobs.push(Box::pin(ledger.look(request)));
+                }
+                Ask::Rows(seqs, max_bytes) => {
+                    jobs.push(Box::pin(ledger.read_rows(seqs, max_bytes)));
+                }
+                Ask::End(inputs, advances) => {
+                    for input in inputs {
+                        self.feed(input)?;
+                    }
+                    if !advances.is_empty() {
+                        jobs.push(Box::pin(ledger.advance(advances)));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn see_to_the_slot(&mut self, jobs: &mut Jobs) {
+        let Some(caretaker) = &mut self.caretaker else { return };
+        jobs.extend(caretaker.make());
+        if caretaker.is_due(clock::now()) {
+            let (client, config) = (Arc::clone(&self.ledger.client), caretaker.config());
+            jobs.push(Box::pin(async move {
+                Done::SlotSeen(caretaker::look(&client, &config, None).await)
+            }));
+        }
     }
 
     /// Does what the core wants now. Sends are gathered, so that a publisher is woken once.
@@ -146,6 +226,21 @@ impl Pump<'_> {
                     );
                     let letter = letter(place.destination, *event, fault, attempts);
                     jobs.push(Box::pin(Arc::clone(&self.ledger).bury(burial, letter)));
+                }
+                Action::Load { destination, waiters, max_bytes } => {
+                    let ledger = Arc::clone(&self.ledger);
+                    jobs.push(Box::pin(ledger.load(destination, waiters, max_bytes)));
+                }
+                Action::ReadWaiting { destination, after, most } => {
+                    let Some(place) = self.place(destination) else { continue };
+                    let gap = self.sweeper.gap(destination);
+                    let ledger = Arc::clone(&self.ledger);
+                    jobs.push(Box::pin(ledger.read_waiting(
+                        destination,
+                        place.destination,
+                        (after, most),
+                        gap,
+                    )));
                 }
                 Action::Record(drafts) => {
                     let with_place = |draft: crate::relay::machine::ReceiptDraft| {
@@ -189,6 +284,13 @@ impl Pump<'_> {
                             lsn = %wal_start,
                             "the outbox table was truncated: rows that were not streamed are gone"
                         ),
+                        Decoded::Message { transactional: true, prefix, content, .. } => {
+                            if let Some((relay, token)) = parse_marker(&prefix, &content)
+                                && relay == self.ledger.store.relay()
+                            {
+                                self.sweeper.delivered(token);
+                            }
+                        }
                         Decoded::Truncate { of_outbox: false }
                         | Decoded::Message { .. }
                         | Decoded::Other => {}
@@ -261,11 +363,12 @@ impl Pump<'_> {
         Ok(())
     }
 
-    fn done(&mut self, done: Done) -> Result<(), Failure> {
+    /// A job is done. True: the session may end for a better one.
+    fn done(&mut self, done: Done) -> Result<bool, Failure> {
         match done {
             Done::Recorded(result) => {
-                result?;
-                self.feed(Input::Recorded)
+                let newest = result?;
+                self.feed(Input::Recorded { newest })?;
             }
             Done::Buried(burial, result) => {
                 if let Err(failure) = &result {
@@ -275,18 +378,62 @@ impl Pump<'_> {
                         failure.detail
                     );
                 }
-                self.feed(Input::Buried(burial, result.is_ok()))
+                self.feed(Input::Buried(burial, result.is_ok()))?;
             }
             Done::Verified(id, result) => {
                 let verified = result?;
                 self.reporter.resumed(id, &verified);
-                self.feed(Input::Resumed(id, verified))
+                self.feed(Input::Resumed(id, verified))?;
             }
             Done::Pinged(result) => {
-                self.reporter.pulse(&result?);
-                Ok(())
+                let pulse = result?;
+                self.reporter.pulse(&pulse);
+                self.feel_wal_pressure(&pulse)?;
+            }
+            Done::Loaded(id, result) => self.feed(Input::Loaded(id, result?))?,
+            Done::WaitingRead(id, result) => self.feed(Input::WaitingRead(id, result?))?,
+            Done::Looked(Ok(looked)) => self.sweeper.looked(looked),
+            Done::Rows(Ok(rows)) => {
+                for input in self.sweeper.rows(rows, self.relay) {
+                    self.feed(input)?;
+                }
+            }
+            Done::Looked(Err(failure)) | Done::Rows(Err(failure)) => {
+                // Without a stream nothing goes on that way.
+                if self.wal.is_none() {
+                    return Err(failure);
+                }
+                self.reporter.sweep_failed(&failure);
+                self.sweeper.failed(clock::now());
+                self.feed(Input::SweepEnds)?;
+            }
+            // Only the next start has more to look through.
+            Done::Advanced(Err(failure)) => self.reporter.sweep_failed(&failure),
+            Done::Advanced(Ok(())) => {}
+            Done::SlotMade(made) => {
+                return Ok(self.caretaker.as_mut().is_some_and(|one| one.made(&made)));
+            }
+            Done::SlotSeen(plan) => {
+                let plan = plan?;
+                return Ok(self.caretaker.as_ref().is_some_and(|one| one.seen(&plan)));
             }
         }
+        Ok(false)
+    }
+
+    /// Counts only what our own undecided events hold back: nothing is gained by handing over when
+    /// somebody else's transaction does.
+    fn feel_wal_pressure(&mut self, pulse: &Pulse) -> Result<(), Failure> {
+        let ours = self.relay.oldest_held().map_or(0, |lsn| pulse.wal_end.0.saturating_sub(lsn.0));
+        let limit = self.max_retained_wal_bytes;
+        // The server drops the slot when its limit is reached: three quarters are near enough.
+        let in_danger = pulse.slot.is_some_and(|slot| {
+            slot.safe_wal_size_bytes.is_some_and(|safe| safe < slot.retained_bytes / 3)
+                && ours > slot.retained_bytes / 2
+        });
+        let pressed = ours > limit || in_danger;
+        self.reporter.wal_pressure(pressed, ours);
+        self.feed(Input::WalPressure(pressed))
     }
 
     fn feed(&mut self, input: Input) -> Result<(), Failure> {
@@ -303,4 +450,17 @@ impl Pump<'_> {
     fn place(&self, id: DestinationId) -> Option<Place> {
         self.places.get(usize::from(id.0)).cloned()
     }
+}
+
+/// For ever without a stream.
+async fn next_items(wal: Option<&mut WalStream>) -> Result<Vec<WalItem>, Failure> {
+    match wal {
+        Some(wal) => wal.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Is it a stop for good that is under way?
+fn is_final(stop: Option<&Stop>) -> bool {
+    stop.is_some_and(|stop| matches!(stop.ended, Ended::Stopped))
 }

@@ -10,7 +10,7 @@ use crate::lsn::Lsn;
 use crate::relay::Relay;
 use crate::relay::machine::Verified;
 use crate::relay::outcome::{DestinationId, StreamFacts};
-use crate::run::work::Pulse;
+use crate::store::Pulse;
 use crate::wal::Identity;
 
 /// How often the core's figures are taken over. Finding the oldest event looks at every lane.
@@ -21,6 +21,8 @@ pub struct Reporter {
     status: Arc<Status>,
     observed: Instant,
     dirty: bool,
+    streaming: bool,
+    pressed: bool,
 }
 
 impl Reporter {
@@ -29,6 +31,7 @@ impl Reporter {
         status: Arc<Status>,
         identity: &Identity,
         silence_limit: Duration,
+        streaming: bool,
         now: Instant,
     ) -> Reporter {
         status.session(Source {
@@ -38,7 +41,7 @@ impl Reporter {
             server_version: identity.server_version,
             silence_limit,
         });
-        Reporter { status, observed: now, dirty: true }
+        Reporter { status, observed: now, dirty: true, streaming, pressed: false }
     }
 
     /// Once per turn of the loop.
@@ -92,9 +95,34 @@ impl Reporter {
     pub fn pulse(&mut self, pulse: &Pulse) {
         self.dirty = true;
         self.status.clock(pulse.server_now);
-        if let Some(bytes) = pulse.retained_bytes {
-            self.status.retained(bytes);
+        if !self.streaming {
+            self.status.heard();
         }
+        if let Some(slot) = &pulse.slot {
+            self.status.retained(slot.retained_bytes);
+        }
+    }
+
+    /// Undecided events hold back so much WAL; more than they may?
+    pub fn wal_pressure(&mut self, pressed: bool, ours_bytes: u64) {
+        if pressed && !self.pressed {
+            tracing::warn!(
+                ours_bytes,
+                "undecided events hold back more WAL than they may: those of destinations that \
+                 stand still are handed over to the ledger, and sent from the table later"
+            );
+        }
+        self.pressed = pressed;
+    }
+
+    /// A look through the table failed; it is tried again.
+    pub fn sweep_failed(&mut self, failure: &Failure) {
+        tracing::warn!(
+            code = failure.kind.code(),
+            remedy = failure.kind.remedy(),
+            "could not look through the table for missed rows: {}",
+            failure.detail
+        );
     }
 
     /// A destination is connected.

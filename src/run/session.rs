@@ -18,15 +18,20 @@ use crate::publish::Publisher;
 use crate::relay::destination::DestinationSpec;
 use crate::relay::outcome::DestinationId;
 use crate::relay::ranges::RangeSet;
+use crate::relay::waiting::{NUMBERS_MAX, Waiter};
 use crate::relay::{Limits, Relay};
+use crate::run::caretaker::{self, Caretaker};
 use crate::run::clock;
+use crate::run::plan::Plan;
 use crate::run::pump::Pump;
 use crate::run::reporting::Reporter;
+use crate::run::slow_work::waiters;
+use crate::run::sweeper::Sweeper;
 use crate::run::work::{Ledger, Place};
+use crate::store::destinations::Progress;
 use crate::store::ledger::Latest;
-use crate::store::slot::{self, Slot, SlotState};
-use crate::store::{Store, identity, lock, shape};
-use crate::wal::{self, Control, Identity, Link};
+use crate::store::{Store, identity, lock, shape, slot};
+use crate::wal::{self, Control, Identity, Link, Replication};
 
 /// How often a standby asks for the lock: a take-over within seconds, at one cheap query each.
 const LOCK_POLL: Duration = Duration::from_secs(1);
@@ -39,37 +44,65 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 pub enum Ended {
     /// By an orderly stop.
     Stopped,
+    /// The next one can do better: a slot is there that was not.
+    Again,
 }
 
-/// Runs one session. `next_attempt` keeps attempt numbers unique in the life of the process.
+/// What one session leaves to the next.
+#[derive(Debug, Default)]
+pub struct Carried {
+    /// Attempt numbers are unique in the life of the process.
+    pub next_attempt: u64,
+    /// How the last session failed.
+    pub last_failure: Option<Kind>,
+}
+
+/// Runs one session.
 pub async fn run(
     config: &Config,
     status: &Arc<Status>,
     shutdown: &CancellationToken,
-    next_attempt: &mut u64,
+    carried: &mut Carried,
 ) -> Result<Ended, Failure> {
     status.phase(Phase::Starting);
-    let link = tokio::select! {
-        link = wal::connect(&config.source) => link?,
+    let connected = tokio::select! {
+        connected = connect(config) => connected?,
         () = shutdown.cancelled() => return Ok(Ended::Stopped),
     };
-    let Link { mut control, replication, identity } = link;
+    let (mut control, replication, identity) = connected;
     if !take_lock(config, status, &mut control, shutdown).await? {
         return Ok(Ended::Stopped);
     }
     let prepared = tokio::select! {
-        prepared = prepare(config, &control, &identity) => prepared?,
+        prepared = prepare(config, &control, &identity, carried.last_failure) => prepared?,
         failure = control.closed() => return Err(failure),
         () = shutdown.cancelled() => return Ok(Ended::Stopped),
     };
-    let wal = replication.start(&config.source.slot, &config.source.publication).await?;
-    tracing::info!(
-        slot = config.source.slot,
-        from = %prepared.slot.confirmed_flush,
-        server_version = identity.server_version,
-        generation = prepared.ledger.generation,
-        "streaming"
-    );
+    let (wal, start, table) = match &prepared.plan {
+        Plan::Fail(failure) => return Err(failure.clone()),
+        Plan::Stream(slot) => {
+            let Some(replication) = replication else {
+                let detail = "a slot to stream from, and no replication connection";
+                return Err(Failure::new(Kind::SourceFull, detail));
+            };
+            let wal = replication.start(&config.source.slot, &config.source.publication).await?;
+            tracing::info!(
+                slot = config.source.slot,
+                from = %slot.confirmed_flush,
+                server_version = identity.server_version,
+                generation = prepared.ledger.generation,
+                "streaming"
+            );
+            (Some(wal), slot.confirmed_flush, None)
+        }
+        Plan::Table { why, make } => {
+            drop(replication);
+            say_why(status, why.as_ref());
+            let caretaker = Caretaker::new(config, &identity, why.clone(), *make);
+            (None, Lsn::ZERO, Some(caretaker))
+        }
+    };
+    let phase = if wal.is_some() { Phase::Streaming } else { Phase::Table };
 
     let tasks = TaskTracker::new();
     let stop_publishers = CancellationToken::new();
@@ -91,9 +124,17 @@ pub async fn run(
     tasks.close();
 
     let specs = specs(config, &places, &prepared);
-    let mut relay = Relay::new(limits(config), prepared.slot.confirmed_flush, specs, *next_attempt);
-    let reporter = Reporter::new(Arc::clone(status), &identity, SILENCE_LIMIT, clock::now());
-    status.phase(Phase::Streaming);
+    let mut relay = Relay::new(limits(config), start, specs, carried.next_attempt);
+    let reporter =
+        Reporter::new(Arc::clone(status), &identity, SILENCE_LIMIT, wal.is_some(), clock::now());
+    let sweeper = Sweeper::new(
+        config.relay.sweep_interval,
+        wal.is_some(),
+        format!("{:x}", clock::wall().0),
+        prepared.progress,
+        clock::now(),
+    );
+    status.phase(phase);
     let pump = Pump {
         relay: &mut relay,
         control: &mut control,
@@ -104,14 +145,55 @@ pub async fn run(
         publishers,
         reports,
         reporter,
+        sweeper,
+        caretaker: table,
         shutdown: shutdown.clone(),
         shutdown_timeout: config.relay.shutdown_timeout,
+        max_retained_wal_bytes: config.relay.max_retained_wal_bytes,
     };
     let ended = pump.run().await;
-    *next_attempt = relay.next_attempt();
+    carried.next_attempt = relay.next_attempt();
     stop_publishers.cancel();
     tasks.wait().await;
-    ended.map(|()| Ended::Stopped)
+    ended
+}
+
+/// Both connections, or control alone where no WAL is to be read or none can be.
+async fn connect(config: &Config) -> Result<(Control, Option<Replication>, Identity), Failure> {
+    let alone = async || {
+        let (control, identity) = wal::connect_control(&config.source).await?;
+        Ok((control, None, identity))
+    };
+    if !config.relay.stream {
+        return alone().await;
+    }
+    match wal::connect(&config.source).await {
+        Ok(Link { control, replication, identity }) => Ok((control, Some(replication), identity)),
+        // With wal_level = minimal there is no place for a walsender at all.
+        Err(failure) if failure.kind == Kind::SourceFull => {
+            let (control, none, identity) = alone().await?;
+            let around = slot::surroundings(&control.client, &config.source.publication, None);
+            match around.await?.wal_level.as_str() {
+                "logical" => Err(failure),
+                _ => Ok((control, none, identity)),
+            }
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+fn say_why(status: &Status, why: Option<&Failure>) {
+    let Some(why) = why else {
+        tracing::info!("relaying from the table; no WAL is read");
+        return;
+    };
+    status.failed(why);
+    tracing::warn!(
+        code = why.kind.code(),
+        remedy = why.kind.remedy(),
+        "no WAL to read, so relaying from the table, in the order of the rows' numbers: {}",
+        why.detail
+    );
 }
 
 /// Waits until this relay is the one writer. `false`: shut down while waiting.
@@ -160,10 +242,24 @@ async fn within<T>(
 /// What a session knows before it reads WAL.
 struct Prepared {
     ledger: Arc<Ledger>,
-    slot: Slot,
+    plan: Plan,
+    progress: Vec<Progress>,
     /// In the order of the configuration's destinations.
-    recorded: Vec<(RangeSet, Lsn)>,
-    latest: Vec<Option<Latest>>,
+    known: Vec<Known>,
+}
+
+/// What the ledger says of a destination.
+#[derive(Default)]
+struct Known {
+    latest: Option<Latest>,
+    /// Final, and WAL may bring it again.
+    recorded: RangeSet,
+    /// Handed over, likewise.
+    handed: RangeSet,
+    /// Highest position of both.
+    to: Lsn,
+    waiting: Vec<Waiter>,
+    beyond: Option<i64>,
 }
 
 /// Reads what the ledger has from the slot's position on. Every statement comes after the lock.
@@ -171,6 +267,7 @@ async fn prepare(
     config: &Config,
     control: &Control,
     identity: &Identity,
+    last_failure: Option<Kind>,
 ) -> Result<Prepared, Failure> {
     let client = Arc::clone(&control.client);
     let name = &config.relay.name;
@@ -189,40 +286,38 @@ async fn prepare(
         );
         identity::move_on(&client, name, system, timeline).await?;
     }
-    let slot = usable(&config.source.slot, slot::find(&client, &config.source.slot).await?)?;
-    let mut recorded = vec![(RangeSet::default(), Lsn::ZERO); config.destinations.len()];
-    for part in store.load(&client, slot.confirmed_flush).await? {
-        let found = config.destinations.iter().position(|each| each.name == part.destination);
-        if let Some((seqs, to)) = found.and_then(|index| recorded.get_mut(index)) {
-            seqs.extend(part.seqs);
-            *to = (*to).max(part.last_lsn.unwrap_or(Lsn(u64::MAX)));
+    let plan = caretaker::look(&client, config, last_failure).await?;
+    let required: Vec<(&str, bool)> =
+        config.destinations.iter().map(|each| (each.name.as_str(), each.required)).collect();
+    let mut progress = store.ensure_destinations(&client, &required).await?;
+    if let Plan::Table { .. } = plan {
+        // Before a slot is made, and before a row is sent that no WAL brought: a crash from here on
+        // is known to the next session.
+        let names: Vec<&str> = required.iter().map(|(name, _)| *name).collect();
+        store.open_gap(&client, &names).await?;
+        progress = store.progress(&client, &names).await?;
+    }
+    let mut known: Vec<Known> = config.destinations.iter().map(|_| Known::default()).collect();
+    if let Plan::Stream(slot) = &plan {
+        for part in store.load(&client, slot.confirmed_flush).await? {
+            let found = config.destinations.iter().position(|each| each.name == part.destination);
+            let Some(known) = found.and_then(|index| known.get_mut(index)) else { continue };
+            let set = if part.handed { &mut known.handed } else { &mut known.recorded };
+            set.extend(part.seqs);
+            known.to = known.to.max(part.last_lsn.unwrap_or(Lsn(u64::MAX)));
         }
     }
-    let mut latest = Vec::new();
-    for destination in &config.destinations {
-        latest.push(store.latest(&client, &destination.name).await?);
+    let most = limits(config).waiting_numbers(config.destinations.len());
+    for ((destination, known), progress) in
+        config.destinations.iter().zip(&mut known).zip(&progress)
+    {
+        known.latest = store.latest(&client, &destination.name).await?;
+        let part = store.waiting(&client, &destination.name, 0, most).await?;
+        known.beyond = (!part.complete).then_some(part.last_id);
+        known.waiting = waiters(&part, progress.gap);
     }
     let ledger = Arc::new(Ledger { client, store, generation: row.generation });
-    Ok(Prepared { ledger, slot, recorded, latest })
-}
-
-fn usable(name: &str, state: SlotState) -> Result<Slot, Failure> {
-    let (kind, detail) = match state {
-        SlotState::Ok(slot) => match slot.active_pid {
-            None => return Ok(slot),
-            Some(pid) => (Kind::SlotHeld, format!("slot `{name}` is used by backend {pid}")),
-        },
-        SlotState::Missing => (Kind::SlotMissing, format!("there is no slot `{name}`")),
-        SlotState::Creating { .. } => (
-            Kind::SlotHeld,
-            format!(
-                "slot `{name}` is still being created: it waits for transactions that were open then"
-            ),
-        ),
-        SlotState::Lost { reason } => (Kind::SlotLost, format!("slot `{name}` is lost: {reason}")),
-        SlotState::Foreign { why } => (Kind::SlotForeign, format!("slot `{name}`: {why}")),
-    };
-    Err(Failure::new(kind, detail))
+    Ok(Prepared { ledger, plan, progress, known })
 }
 
 fn places(config: &Config, generation: i32) -> Vec<Place> {
@@ -234,17 +329,25 @@ fn places(config: &Config, generation: i32) -> Vec<Place> {
 }
 
 fn specs(config: &Config, places: &[Place], prepared: &Prepared) -> Vec<DestinationSpec> {
-    let known = prepared.recorded.iter().zip(&prepared.latest);
+    let known = prepared.known.iter().zip(&prepared.progress);
     let each = config.destinations.iter().zip(places).zip(known);
-    each.map(|((destination, place), ((recorded, recorded_to), latest))| DestinationSpec {
-        name: destination.name.clone(),
-        filter: destination.filter.clone(),
-        envelope: place.envelope.clone(),
-        max_in_flight: config.max_in_flight(destination),
-        recorded: recorded.clone(),
-        recorded_to: *recorded_to,
-        floor: latest.as_ref().map(|latest| latest.floor.clone()),
-        recorded_known: latest.as_ref().map_or(0, |latest| latest.stream_seq),
+    each.map(|((destination, place), (known, progress))| {
+        let latest = known.latest.as_ref();
+        DestinationSpec {
+            name: destination.name.clone(),
+            filter: destination.filter.clone(),
+            envelope: place.envelope.clone(),
+            max_in_flight: config.max_in_flight(destination),
+            recorded: known.recorded.clone(),
+            recorded_to: known.to,
+            floor: latest.map(|latest| latest.floor.clone()),
+            recorded_known: latest.map_or(0, |latest| latest.stream_seq),
+            recorded_id: latest.map_or(0, |latest| latest.id),
+            handed: known.handed.clone(),
+            waiting: known.waiting.clone(),
+            waiting_beyond: known.beyond,
+            gap: progress.gap.is_some(),
+        }
     })
     .collect()
 }
@@ -254,5 +357,6 @@ fn limits(config: &Config) -> Limits {
         memory_bytes: config.event_bytes(),
         receipt_interval: config.relay.receipt_interval,
         receipt_events: u64::try_from(config.relay.receipt_events).unwrap_or(u64::MAX),
+        waiting_numbers: NUMBERS_MAX,
     }
 }

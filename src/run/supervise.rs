@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::error::{Failure, Fate};
 use crate::relay::backoff::Backoff;
 use crate::run::clock;
-use crate::run::session::{self, Ended};
+use crate::run::session::{self, Carried, Ended};
 
 /// Pause of the fates that only ask again.
 const WAIT: Duration = Duration::from_secs(1);
@@ -28,16 +28,19 @@ pub async fn run(
 ) -> Result<(), Failure> {
     let wall = clock::wall();
     let mut backoff = Backoff::new(wall.0.unsigned_abs());
-    let mut next_attempt = 0;
+    let mut carried = Carried::default();
     loop {
         let began = clock::now();
-        let ended = session::run(config, status, shutdown, &mut next_attempt).await;
+        let ended = session::run(config, status, shutdown, &mut carried).await;
         let failure = match ended {
-            Ok(Ended::Stopped) => {
-                return Ok(());
+            Ok(Ended::Stopped) => return Ok(()),
+            Ok(Ended::Again) => {
+                carried.last_failure = None;
+                continue;
             }
             Err(failure) => failure,
         };
+        carried.last_failure = Some(failure.kind);
         status.failed(&failure);
         if shutdown.is_cancelled() {
             tracing::warn!(code = failure.kind.code(), "stopped while failing: {}", failure.detail);

@@ -5,15 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Failure, Kind};
-use crate::event::{EventId, Fault, UnixMicros};
+use crate::event::{EventId, Fault};
 use crate::lsn::Lsn;
 use crate::message::{Envelope, message_id};
-use crate::relay::machine::{Burial, ReceiptDraft, Verified};
+use crate::relay::machine::{Burial, Loaded, ReceiptDraft, Verified, WaitingPart};
 use crate::relay::outcome::{DestinationId, Found, Resumed};
 use crate::relay::ranges::RangeSet;
-use crate::store::Store;
+use crate::run::plan::Plan;
+use crate::run::sweeper::Looked;
 use crate::store::dead_letters::DeadLetter;
 use crate::store::ledger::{Receipt, ReceiptOutcome};
+use crate::store::rows::Rows;
+use crate::store::{Pulse, Store};
 use tokio_postgres::Client;
 
 /// What a session's database jobs share.
@@ -46,22 +49,27 @@ impl Place {
 #[derive(Debug)]
 pub enum Done {
     /// Receipts are durable, or the session is over.
-    Recorded(Result<(), Failure>),
+    Recorded(Result<i64, Failure>),
     /// A dead letter is durable, or must be tried again.
     Buried(Burial, Result<(), Failure>),
     /// What Resume found is checked and in the ledger, or the session is over.
     Verified(DestinationId, Result<Verified, Failure>),
     /// The control connection answered, or did not.
     Pinged(Result<Pulse, Failure>),
-}
-
-/// What the database says at each ping.
-#[derive(Debug, Clone, Copy)]
-pub struct Pulse {
-    /// Its clock.
-    pub server_now: UnixMicros,
-    /// WAL that the slot holds back.
-    pub retained_bytes: Option<u64>,
+    /// The first of the waiting events' rows.
+    Loaded(DestinationId, Result<Loaded, Failure>),
+    /// More of what waits in the ledger.
+    WaitingRead(DestinationId, Result<WaitingPart, Failure>),
+    /// A look through the table.
+    Looked(Result<Looked, Failure>),
+    /// Rows that a look found.
+    Rows(Result<Rows, Failure>),
+    /// How far the looks came is recorded.
+    Advanced(Result<(), Failure>),
+    /// A slot is made.
+    SlotMade(Result<Lsn, Failure>),
+    /// What can be done about the slot now.
+    SlotSeen(Result<Plan, Failure>),
 }
 
 /// Silence after which the control connection counts as dead.
@@ -72,9 +80,7 @@ impl Ledger {
     pub async fn ping(self: Arc<Self>) -> Done {
         let pulse = self.store.pulse(&self.client);
         Done::Pinged(match tokio::time::timeout(PING_TIMEOUT, pulse).await {
-            Ok(pulse) => {
-                pulse.map(|(server_now, retained_bytes)| Pulse { server_now, retained_bytes })
-            }
+            Ok(pulse) => pulse,
             Err(_) => {
                 let detail = format!("no answer on the control connection for {PING_TIMEOUT:?}");
                 Err(Failure::new(Kind::SourceSilent, detail))
@@ -87,7 +93,8 @@ impl Ledger {
     pub async fn record(self: Arc<Self>, drafts: Vec<(Place, ReceiptDraft)>) -> Done {
         let receipts: Vec<Receipt> =
             drafts.iter().flat_map(|(place, draft)| receipts(place, draft)).collect();
-        Done::Recorded(self.store.append(&self.client, self.generation, &receipts).await.map(drop))
+        let written = self.store.append(&self.client, self.generation, &receipts).await;
+        Done::Recorded(written.map(|ids| ids.into_iter().max().unwrap_or(0)))
     }
 
     /// Writes one dead letter.
@@ -173,6 +180,7 @@ impl Ledger {
     }
 }
 
+/// Handed over first: what is final stands behind it, also when one flush has both.
 fn receipts(place: &Place, draft: &ReceiptDraft) -> Vec<Receipt> {
     let decided = &draft.decided;
     let last = draft.last.as_ref();
@@ -194,8 +202,19 @@ fn receipts(place: &Place, draft: &ReceiptDraft) -> Vec<Receipt> {
         floor: draft.floor.seq,
     };
     let mut rows = Vec::new();
-    if !decided.dead.is_empty() {
-        rows.push(receipt(ReceiptOutcome::Dead, &decided.dead, decided.dead_events, 0));
+    if !decided.handed.is_empty() {
+        let seqs: RangeSet = decided.handed.iter().map(|(seq, _)| (*seq, *seq)).collect();
+        let events = decided.handed.len() as u64;
+        let handed = decided.handed.clone();
+        rows.push(Receipt { handed, ..receipt(ReceiptOutcome::Handed, &seqs, events, 0) });
+    }
+    for (outcome, seqs, events) in [
+        (ReceiptOutcome::Dead, &decided.dead, decided.dead_events),
+        (ReceiptOutcome::Gone, &decided.gone, decided.gone_events),
+    ] {
+        if !seqs.is_empty() {
+            rows.push(receipt(outcome, seqs, events, 0));
+        }
     }
     if decided.published_events == 0 && decided.unmatched_events > 0 {
         let unmatched = decided.unmatched_events;

@@ -22,8 +22,9 @@ pub struct Progress {
     pub holes: Vec<(i64, i64)>,
     /// Receipts up to this id are in frontier and holes already.
     pub receipt_id: i64,
-    /// Rows were committed that no slot will bring, and not all of them were sent.
-    pub gap: bool,
+    /// Rows were committed that no slot will bring, and not all of them were sent. What receipts up
+    /// to this id handed over is older than those rows.
+    pub gap: Option<i64>,
 }
 
 /// More ranges of holes than this are coarsened: about 300 KB of text, and a sweep that looks each
@@ -55,17 +56,22 @@ const SET: &str = "\
       AND (d.active, d.required) IS DISTINCT FROM (n.active, n.required)";
 
 const PROGRESS: &str = "\
-    SELECT d.name, d.frontier, d.holes::text, d.receipt_id, d.gap_since IS NOT NULL \
+    SELECT d.name, d.frontier, d.holes::text, d.receipt_id, d.gap_receipt \
     FROM unnest($2::text[]) WITH ORDINALITY AS w (name, place) \
          JOIN outbox.destination AS d ON d.relay = $1::text AND d.name = w.name \
     ORDER BY w.place";
 
 const OPEN_GAP: &str = "\
-    UPDATE outbox.destination SET gap_since = now(), updated_at = now() \
-    WHERE relay = $1::text AND name = ANY ($2::text[]) AND gap_since IS NULL";
+    UPDATE outbox.destination AS d \
+    SET gap_since = coalesce(d.gap_since, now()), gap_receipt = n.receipt, updated_at = now() \
+    FROM (SELECT o.name, coalesce((SELECT max(r.id) FROM outbox.receipt AS r \
+                     WHERE r.relay = o.relay AND r.destination = o.name), 0) AS receipt \
+          FROM outbox.destination AS o WHERE o.relay = $1::text) AS n \
+    WHERE d.relay = $1::text AND d.name = ANY ($2::text[]) AND n.name = d.name \
+      AND d.gap_receipt IS DISTINCT FROM n.receipt";
 
 const CLOSE_GAP: &str = "\
-    UPDATE outbox.destination SET gap_since = NULL, updated_at = now() \
+    UPDATE outbox.destination SET gap_since = NULL, gap_receipt = NULL, updated_at = now() \
     WHERE relay = $1::text AND name = $2::text AND gap_since IS NOT NULL";
 
 const ADVANCE: &str = "\
@@ -151,7 +157,8 @@ impl Store {
     }
 
     /// From now on what the WAL brings for these destinations waits: rows were committed that no
-    /// slot will bring. A gap that is open stays as it is.
+    /// slot will bring. What was handed over until now goes ahead of those rows, also where a gap is
+    /// open already.
     pub async fn open_gap(&self, client: &Client, names: &[&str]) -> Result<(), Failure> {
         let values: [&(dyn ToSql + Sync); 2] = [&self.relay, &names];
         let opened = client.execute(&self.destinations.open_gap, &values).await;
@@ -166,16 +173,10 @@ impl Store {
 
     /// Records how far a sweep came: [`Progress`] says what must hold for it. More than
     /// [`HOLES_MAX`] ranges of holes are coarsened. Writes nothing when nothing changes.
-    pub async fn advance(
-        &self,
-        client: &Client,
-        name: &str,
-        frontier: i64,
-        holes: &[(i64, i64)],
-        receipt_id: i64,
-    ) -> Result<(), Failure> {
+    pub async fn advance(&self, client: &Client, progress: &Progress) -> Result<(), Failure> {
+        let Progress { name, frontier, holes, receipt_id, .. } = progress;
         let holes = multirange(&coarsened(holes, HOLES_MAX));
-        let values: [&(dyn ToSql + Sync); 5] = [&self.relay, &name, &frontier, &holes, &receipt_id];
+        let values: [&(dyn ToSql + Sync); 5] = [&self.relay, name, frontier, &holes, receipt_id];
         let advanced = client.execute(&self.destinations.advance, &values).await;
         advanced.map(drop).map_err(|error| failed("cannot record how far a sweep came", &error))
     }

@@ -74,11 +74,13 @@ pub struct Receipt {
     pub floor: u64,
 }
 
-/// Numbers that are final at a destination, merged from many receipts.
+/// Numbers that are final at a destination or handed over, merged from many receipts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recorded {
     /// Name of the destination.
     pub destination: String,
+    /// Handed over, and final since or not; otherwise final.
+    pub handed: bool,
     /// Inclusive ranges, ascending, not adjacent.
     pub seqs: Vec<(i64, i64)>,
     /// When the watermark is above this, the WAL brings none of the numbers any more and they may
@@ -98,6 +100,8 @@ pub struct Latest {
     pub stream_seq: u64,
     /// Its message id.
     pub stream_msg_id: String,
+    /// Id of the receipt.
+    pub id: i64,
 }
 
 // Arrays of one length each are all that unnest takes apart: lists of numbers go in as text.
@@ -122,19 +126,21 @@ pub(super) const APPEND: &str = "\
 // rows; by the thousand, so that they can be forgotten bit by bit while the watermark rises.
 // (unnest first: range_agg takes multiranges only from PostgreSQL 15 on.)
 pub(super) const LOAD: &str = "\
-    SELECT destination, range_agg(part)::text, max(last_lsn) \
-    FROM (SELECT destination, seqs, last_lsn, last_lsn IS NULL AS unseen, \
-                 (row_number() OVER (PARTITION BY destination, last_lsn IS NULL ORDER BY id) - 1) \
+    SELECT destination, range_agg(part)::text, max(last_lsn), handed \
+    FROM (SELECT destination, seqs, last_lsn, handed, unseen, \
+                 (row_number() OVER (PARTITION BY destination, handed, unseen ORDER BY id) - 1) \
                      / 1000 AS thousand \
-          FROM outbox.receipt \
-          WHERE relay = $1::text AND (last_lsn >= $2::pg_lsn OR last_lsn IS NULL) \
-            AND outcome <> 'handed' AND NOT isempty(seqs)) AS receipt, \
+          FROM (SELECT id, destination, seqs, last_lsn, outcome = 'handed' AS handed, \
+                       last_lsn IS NULL AS unseen \
+                FROM outbox.receipt \
+                WHERE relay = $1::text AND (last_lsn >= $2::pg_lsn OR last_lsn IS NULL) \
+                  AND NOT isempty(seqs)) AS receipt) AS numbered, \
          unnest(seqs) AS part \
-    GROUP BY destination, unseen, thousand \
-    ORDER BY destination, unseen, thousand";
+    GROUP BY destination, handed, unseen, thousand \
+    ORDER BY destination, handed, unseen, thousand";
 
 pub(super) const LATEST: &str = "\
-    SELECT stream, stream_created, floor_seq, stream_seq, stream_msg_id \
+    SELECT stream, stream_created, floor_seq, stream_seq, stream_msg_id, id \
     FROM outbox.receipt \
     WHERE relay = $1::text AND destination = $2::text AND outcome <> 'gone' \
     ORDER BY id DESC LIMIT 1";
@@ -198,15 +204,16 @@ impl Store {
         let read = |row: &tokio_postgres::Row| {
             let ranges: String = row.try_get(1)?;
             let last_lsn: Option<PgLsn> = row.try_get(2)?;
-            Ok((row.try_get(0)?, ranges, last_lsn.map(|lsn| Lsn(lsn.into()))))
+            let last_lsn = last_lsn.map(|lsn| Lsn(lsn.into()));
+            Ok((row.try_get(0)?, ranges, last_lsn, row.try_get(3)?))
         };
         let mut recorded = Vec::with_capacity(rows.len());
         for row in &rows {
-            let (destination, ranges, last_lsn) =
+            let (destination, ranges, last_lsn, handed) =
                 read(row).map_err(|error| failed("cannot read the ledger", &error))?;
             let seqs = parse_multirange(&ranges)
                 .ok_or_else(|| unexpected(format_args!("receipt with seqs {ranges}")))?;
-            recorded.push(Recorded { destination, seqs, last_lsn });
+            recorded.push(Recorded { destination, handed, seqs, last_lsn });
         }
         Ok(recorded)
     }
@@ -226,6 +233,7 @@ impl Store {
                 floor: Floor { created: row.try_get(1)?, seq: floor.unsigned_abs() },
                 stream_seq: stream_seq.unsigned_abs(),
                 stream_msg_id: row.try_get(4)?,
+                id: row.try_get(5)?,
             }))
         };
         read.await.map_err(|error| failed("cannot read the end of the ledger", &error))

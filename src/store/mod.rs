@@ -25,11 +25,13 @@ pub mod sweep;
 pub mod unrecorded;
 pub mod waiting;
 
+use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Statement};
 
 use crate::config::SourceConfig;
 use crate::error::{Failure, Kind};
 use crate::event::UnixMicros;
+use crate::lsn::Lsn;
 use crate::wal::failure_of;
 
 /// The statements of one session of one relay, prepared once. Dies with its connection.
@@ -99,22 +101,56 @@ impl Store {
     }
 }
 
+/// What the database says at each sign of life.
+#[derive(Debug, Clone, Copy)]
+pub struct Pulse {
+    /// Its clock.
+    pub server_now: UnixMicros,
+    /// End of its WAL.
+    pub wal_end: Lsn,
+    /// The slot, when it is there.
+    pub slot: Option<SlotPulse>,
+}
+
+/// What the slot costs.
+#[derive(Debug, Clone, Copy)]
+pub struct SlotPulse {
+    /// WAL that it holds back.
+    pub retained_bytes: u64,
+    /// WAL that may still be written before it is lost; `None` without a limit.
+    pub safe_wal_size_bytes: Option<u64>,
+}
+
 impl Store {
     /// The database's clock, and the WAL that the relay's slot holds back.
-    pub async fn pulse(&self, client: &Client) -> Result<(UnixMicros, Option<u64>), Failure> {
+    pub async fn pulse(&self, client: &Client) -> Result<Pulse, Failure> {
         let read = async {
             let row = client.query_one(&self.pulse, &[&self.slot]).await?;
-            let (now, retained): (i64, Option<i64>) = (row.try_get(0)?, row.try_get(1)?);
-            Ok((UnixMicros(now), retained.and_then(|bytes| u64::try_from(bytes).ok())))
+            let wal_end: PgLsn = row.try_get(1)?;
+            let (retained, safe): (Option<i64>, Option<i64>) = (row.try_get(2)?, row.try_get(3)?);
+            let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
+            Ok(Pulse {
+                server_now: UnixMicros(row.try_get(0)?),
+                wal_end: Lsn(wal_end.into()),
+                slot: retained.map(|retained| SlotPulse {
+                    retained_bytes: bytes(retained),
+                    safe_wal_size_bytes: safe.map(bytes),
+                }),
+            })
         };
         read.await.map_err(|error| failed("cannot ask the database for a sign of life", &error))
+    }
+
+    /// Name of the relay.
+    pub fn relay(&self) -> &str {
+        &self.relay
     }
 }
 
 const PULSE: &str = "\
-    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8, \
-           (SELECT greatest(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::int8 \
-            FROM pg_replication_slots WHERE slot_name = $1::text)";
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_current_wal_lsn(), \
+           pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::int8, s.safe_wal_size \
+    FROM (SELECT) AS one LEFT JOIN pg_replication_slots AS s ON s.slot_name = $1::text";
 
 /// Makes the session independent of what the role or the database set for theirs.
 ///

@@ -159,3 +159,43 @@ pub async fn drop(client: &Client, name: &str) -> Result<(), Failure> {
     let dropped = client.query("SELECT pg_drop_replication_slot($1::text)", &[&name]).await;
     dropped.map(std::mem::drop).map_err(|error| failed(&format!("cannot drop slot {name}"), &error))
 }
+
+/// What else decides whether the slot can be streamed from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Surroundings {
+    /// `wal_level`.
+    pub wal_level: String,
+    /// The publication is there.
+    pub publication: bool,
+    /// Who uses the slot, when it is none of our sessions: its name for a person.
+    pub stranger: Option<String>,
+}
+
+// A session of this role with our application_name is an earlier one of this relay, which is about
+// to end: the lock of the relay's name is free.
+const SURROUNDINGS: &str = "\
+    SELECT current_setting('wal_level'), \
+           EXISTS (SELECT FROM pg_publication WHERE pubname = $1::text), \
+           (SELECT coalesce(nullif(a.application_name, ''), 'a session') \
+                   || coalesce(' of ' || a.usename, '') \
+            FROM pg_stat_activity AS a \
+            WHERE a.pid = $2::int4 \
+              AND (a.usename IS DISTINCT FROM session_user \
+                   OR a.application_name IS DISTINCT FROM current_setting('application_name')))";
+
+/// Looks at what is around the slot, whose user has this pid.
+pub async fn surroundings(
+    client: &Client,
+    publication: &str,
+    pid: Option<i32>,
+) -> Result<Surroundings, Failure> {
+    let read = async {
+        let row = client.query_one(SURROUNDINGS, &[&publication, &pid]).await?;
+        Ok(Surroundings {
+            wal_level: row.try_get(0)?,
+            publication: row.try_get(1)?,
+            stranger: row.try_get(2)?,
+        })
+    };
+    read.await.map_err(|error| failed("cannot look at the slot's surroundings", &error))
+}

@@ -7,7 +7,7 @@ use tokio_postgres::{Client, Statement};
 
 use super::destinations::Progress;
 use super::shape::SEQUENCE_OF;
-use super::sql::{multirange, quote_ident, quote_name};
+use super::sql::{multirange, parse_multirange, quote_ident, quote_name};
 use super::{Store, failed, unexpected};
 use crate::config::SourceConfig;
 use crate::error::{Failure, Kind};
@@ -32,6 +32,11 @@ pub struct FrontierMark {
 pub struct Look {
     /// Numbers that have a row and no receipt, ascending.
     pub undecided: Vec<i64>,
+    /// Inclusive ranges of numbers without a receipt, with or without a row, ascending; those that
+    /// memory has are left out.
+    pub open: Vec<(i64, i64)>,
+    /// The look went up to this number: no receipt that it saw is about a higher one.
+    pub to: i64,
     /// All undecided numbers up to this one are among them.
     pub covered_to: i64,
     /// The newest receipt that the look has taken into account.
@@ -95,12 +100,16 @@ pub fn look_sql(source: &SourceConfig) -> String {
              SELECT r.id, r.seqs FROM outbox.receipt AS r \
              WHERE r.relay = $1::text AND r.destination = $2::text AND r.id > $3::int8 \
              ORDER BY r.id), \
+         upto AS MATERIALIZED ( \
+             SELECT greatest($5::int8, $6::int8, \
+                             (SELECT max(upper(later.seqs)) - 1 FROM later)) AS number), \
          open AS MATERIALIZED ( \
              SELECT $4::text::int8multirange \
-                  + int8multirange(int8range($5::int8, greatest($5::int8, $6::int8), '(]')) \
+                  + int8multirange(int8range($5::int8, (SELECT number FROM upto), '(]')) \
                   - coalesce((SELECT range_agg(part) FROM later, unnest(later.seqs) AS part), '{{}}') \
                   - $7::text::int8multirange AS ranges) \
          SELECT coalesce((SELECT max(later.id) FROM later), $3::int8), \
+                (SELECT number FROM upto), (SELECT open.ranges::text FROM open), \
                 ARRAY(SELECT found.seq \
                       FROM open, unnest(open.ranges) AS part, LATERAL ( \
                            SELECT t.{seq}::int8 AS seq FROM {table} AS t \
@@ -220,16 +229,18 @@ impl Store {
                 client.query_one(&self.sweep.look, &values),
                 client.batch_execute(AFTER_LOOK),
             )?;
-            Ok((row.try_get(0)?, row.try_get(1)?))
+            Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?))
         };
-        let (receipt_id, undecided): (i64, Vec<i64>) =
+        let (receipt_id, to, ranges, undecided): (i64, i64, String, Vec<i64>) =
             read.await.map_err(|error| failed("cannot look for undecided rows", &error))?;
+        let open = parse_multirange(&ranges)
+            .ok_or_else(|| unexpected(format_args!("open numbers {ranges}")))?;
         if !undecided.is_sorted() {
             return Err(unexpected("undecided numbers that do not ascend"));
         }
         let full = i64::try_from(undecided.len()).is_ok_and(|found| found >= limit);
         let covered_to = undecided.last().copied().filter(|_| full).unwrap_or(to);
-        Ok(Look { undecided, covered_to, receipt_id })
+        Ok(Look { undecided, open, to, covered_to, receipt_id })
     }
 
     /// Commits a message that the WAL brings back, durably. Returns a position above the commits

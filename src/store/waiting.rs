@@ -18,6 +18,8 @@ pub struct Waiter {
     pub run: RunHash,
     /// The WAL read from above this brings it no more.
     pub until: Lsn,
+    /// The receipt that handed it over.
+    pub receipt_id: i64,
 }
 
 /// What [`Store::waiting`] found.
@@ -73,7 +75,8 @@ pub(super) const WAITING: &str = "\
            NOT EXISTS (SELECT FROM next WHERE id > (SELECT max(id) FROM batch)), \
            coalesce(array_agg(w.seq ORDER BY w.id, w.place), '{}'), \
            coalesce(array_agg(w.run ORDER BY w.id, w.place), '{}'), \
-           coalesce(array_agg(w.last_lsn ORDER BY w.id, w.place), '{}') \
+           coalesce(array_agg(w.last_lsn ORDER BY w.id, w.place), '{}'), \
+           coalesce(array_agg(w.id ORDER BY w.id, w.place), '{}') \
     FROM waiting AS w";
 
 impl Store {
@@ -95,20 +98,23 @@ impl Store {
             let seqs: Vec<i64> = row.try_get(2)?;
             let runs: Vec<i64> = row.try_get(3)?;
             let until: Vec<Option<PgLsn>> = row.try_get(4)?;
-            Ok((row.try_get(0)?, row.try_get(1)?, seqs, runs, until))
+            let ids: Vec<i64> = row.try_get(5)?;
+            Ok((row.try_get(0)?, row.try_get(1)?, seqs, runs, until, ids))
         };
-        let (last_id, complete, seqs, runs, until) =
+        let (last_id, complete, seqs, runs, until, ids) =
             read.await.map_err(|error| failed("cannot read what was handed over", &error))?;
         if seqs.len() != runs.len() || seqs.len() != until.len() {
             return Err(unexpected("receipts of handed numbers without their runs"));
         }
-        let waiter = |((seq, run), until): ((i64, i64), Option<PgLsn>)| Waiter {
-            seq,
-            run: RunHash::of_signed(run),
-            // A receipt without a position could be about anything that the WAL brings.
-            until: until.map_or(Lsn(u64::MAX), |lsn| Lsn(lsn.into())),
-        };
-        let entries = seqs.into_iter().zip(runs).zip(until).map(waiter).collect();
+        let waiter =
+            |(((seq, run), until), receipt_id): (((i64, i64), Option<PgLsn>), i64)| Waiter {
+                seq,
+                run: RunHash::of_signed(run),
+                // A receipt without a position could be about anything that the WAL brings.
+                until: until.map_or(Lsn(u64::MAX), |lsn| Lsn(lsn.into())),
+                receipt_id,
+            };
+        let entries = seqs.into_iter().zip(runs).zip(until).zip(ids).map(waiter).collect();
         Ok(Waiting { entries, last_id, complete })
     }
 }

@@ -107,7 +107,8 @@ fn number<T: TryFrom<i128>>(value: &Option<String>, radix: u32, what: &str) -> R
 impl Identity {
     /// Both connections must have reached one server process: behind a load balancer, or in the
     /// seconds of a failover, they may not.
-    pub(super) fn same_server(&self, other: &Identity) -> Result<(), Failure> {
+    /// Refuses another server than this one.
+    pub fn same_server(&self, other: &Identity) -> Result<(), Failure> {
         if self == other {
             return Ok(());
         }

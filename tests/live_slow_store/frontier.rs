@@ -65,7 +65,7 @@ async fn whoever_may_still_commit_a_number_is_seen() {
     client.batch_execute("COMMIT PREPARED 'p'").await.unwrap();
     assert_eq!(store.still_open(&client, &mark.open).await.unwrap(), [""; 0]);
     let progress =
-        Progress { name: "events".into(), frontier: 0, holes: vec![], receipt_id: 0, gap: false };
+        Progress { name: "events".into(), frontier: 0, holes: vec![], receipt_id: 0, gap: None };
     let look = store.look(&client, &progress, mark.last, &[], 100).await.unwrap();
     assert_eq!((look.undecided, look.covered_to), (vec![1], 3));
 }
@@ -201,7 +201,8 @@ async fn any_wal_level_and_the_granted_rights_are_enough() {
         let lsn = store.marker(&relay, "1").await.unwrap();
         assert!(before <= lsn && lsn <= text(&client, now).await.parse().unwrap());
         store.open_gap(&relay, &["events"]).await.unwrap();
-        store.advance(&relay, "events", mark.last, &[], look.receipt_id).await.unwrap();
+        let to = Progress { frontier: mark.last, receipt_id: look.receipt_id, ..found[0].clone() };
+        store.advance(&relay, &to).await.unwrap();
         store.close_gap(&relay, "events").await.unwrap();
         assert!(store.waiting(&relay, "events", 0, 10).await.unwrap().complete);
     }

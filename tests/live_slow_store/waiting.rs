@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use outboxd::event::RunHash;
 use outboxd::lsn::Lsn;
-use outboxd::store::ledger::{Receipt, ReceiptOutcome};
+use outboxd::store::ledger::{Receipt, ReceiptOutcome, Recorded};
 use outboxd::store::waiting::{Waiter, Waiting};
 
 use crate::{below, dice, ready, receipt, text};
@@ -23,8 +23,8 @@ fn handed(seqs: &[i64], last_lsn: u64) -> Receipt {
     }
 }
 
-fn waiter(seq: i64, until: u64) -> Waiter {
-    Waiter { seq, run: run(seq), until: Lsn(until) }
+fn waiter(seq: i64, until: u64, receipt_id: i64) -> Waiter {
+    Waiter { seq, run: run(seq), until: Lsn(until), receipt_id }
 }
 
 #[tokio::test]
@@ -44,8 +44,9 @@ async fn handed_numbers_wait_in_commit_order_until_a_later_receipt_has_them() {
     let ids = store.append(&client, 1, &first).await.unwrap();
     assert!(ids.is_sorted() && ids.len() == 5);
     let waiting = store.waiting(&client, "events", 0, 10).await.unwrap();
-    let entries = [(7, 100), (4, 100), (6, 200), (9, 200), (8, 200)];
-    assert_eq!(waiting.entries, entries.map(|(seq, until)| waiter(seq, until)));
+    let (first, second) = ((100, ids[1]), (200, ids[3]));
+    let entries = [(7, first), (4, first), (6, second), (9, second), (8, second)];
+    assert_eq!(waiting.entries, entries.map(|(seq, (until, id))| waiter(seq, until, id)));
     assert_eq!((waiting.last_id, waiting.complete), (ids[3], true));
     assert_eq!(store.waiting(&client, "events", ids[1], 10).await.unwrap().entries.len(), 3);
 
@@ -59,11 +60,12 @@ async fn handed_numbers_wait_in_commit_order_until_a_later_receipt_has_them() {
         store.append(&client, 1, &[receipt(outcome, &[(seq, seq)])]).await.unwrap();
     }
     let waiting = store.waiting(&client, "events", 0, 10).await.unwrap();
-    assert_eq!(waiting.entries, [waiter(6, 200)]);
+    assert_eq!(waiting.entries, [waiter(6, 200, ids[3])]);
 
     // Nothing of it is final by itself: not for the WAL that is read again.
     let recorded = store.load(&client, Lsn::ZERO).await.unwrap();
-    let seqs: Vec<_> = recorded.iter().filter(|r| r.destination == "events").collect();
+    let is_final = |r: &&Recorded| r.destination == "events" && !r.handed;
+    let seqs: Vec<_> = recorded.iter().filter(is_final).collect();
     assert_eq!(seqs[0].seqs, [(4, 9)]);
     let arrays = "SELECT handed_seqs::text || handed_runs::text FROM outbox.receipt \
                   WHERE outcome = 'handed' ORDER BY id LIMIT 1";
@@ -99,7 +101,7 @@ async fn pages_of_whole_receipts_hold_what_waits() {
         for (receipt, id) in receipts.iter().zip(&ids).rev() {
             for (seq, _) in receipt.handed.iter().rev() {
                 if !final_at.contains_key(seq) {
-                    expected.push(waiter(*seq, receipt.last_lsn.unwrap().0));
+                    expected.push(waiter(*seq, receipt.last_lsn.unwrap().0, *id));
                 }
             }
             if receipt.outcome != ReceiptOutcome::Handed {

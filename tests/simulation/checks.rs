@@ -4,11 +4,14 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use outboxd::event::Event;
-use outboxd::lsn::{Lsn, Position};
+use outboxd::lsn::Lsn;
 use outboxd::relay::outcome::{Answer, DestinationId, Outcome, Pipeline};
+use outboxd::relay::ranges::RangeSet;
+use outboxd::relay::receipts::Decided;
 
 use crate::broker::{Micros, Stored};
 use crate::dice::Swarm;
+use crate::order::{Fed, RunOrder};
 use crate::postgres::Postgres;
 
 /// One message in a stream.
@@ -25,13 +28,27 @@ struct Copy {
 pub struct Streams {
     /// (destination, number) → where it was stored, in order.
     stored: HashMap<(usize, i64), Vec<Copy>>,
-    /// Position of the newest first occurrence of each run.
-    newest: HashMap<(usize, Vec<u8>), Position>,
+    /// (destination, number) → who brought it to the core.
+    fed: HashMap<(usize, i64), Fed>,
+    orders: HashMap<(usize, Vec<u8>), RunOrder>,
     /// When each completed recovery read the stream for the last time.
     recoveries: HashMap<usize, Vec<Micros>>,
 }
 
 impl Streams {
+    /// WAL brought the row.
+    pub fn brought(&mut self, destinations: usize, seq: i64) {
+        for destination in 0..destinations {
+            self.fed.entry((destination, seq)).or_default().wal = true;
+        }
+    }
+
+    /// A look through the table found that it was missed.
+    pub fn missed(&mut self, destination: usize, seq: i64, generation: u64) {
+        let fed = self.fed.entry((destination, seq)).or_default();
+        fed.missed.get_or_insert(generation);
+    }
+
     /// P2, P3 and P4, for a message that has just been stored.
     pub fn stored(
         &mut self,
@@ -56,13 +73,9 @@ impl Streams {
         if copies.is_empty()
             && let Some(run) = &row.run
         {
-            let position = row.position.expect("a committed row");
-            let newest = self.newest.entry((destination, run.to_vec())).or_insert(position);
-            assert!(
-                *newest <= position,
-                "P3: {seq} at {position} stored first behind {newest} of {run:?}, destination {destination}"
-            );
-            *newest = position;
+            let fed = self.fed.get(&(destination, seq)).copied().unwrap_or_default();
+            let order = self.orders.entry((destination, run.to_vec())).or_default();
+            order.first_of(destination, seq, fed, postgres);
         }
         for old in copies.iter().filter(|old| old.incarnation == incarnation) {
             // A copy is allowed only when the first was not in the stream yet when the Resume
@@ -99,13 +112,20 @@ impl Streams {
 /// P1 where it is decided: what a receipt calls final must be so.
 pub fn receipt(
     destination: usize,
-    published: impl Iterator<Item = i64>,
-    dead: impl Iterator<Item = i64>,
+    decided: &Decided,
     takes: impl Fn(&Event) -> bool,
     postgres: &Postgres,
     streams: &Streams,
 ) {
-    for seq in published {
+    let numbers =
+        |set: &RangeSet| -> Vec<i64> { set.iter().flat_map(|(start, end)| start..=end).collect() };
+    for (seq, _) in &decided.handed {
+        assert!(postgres.row(*seq).is_some(), "P2: {seq} handed over, no such row");
+    }
+    for seq in numbers(&decided.gone) {
+        assert!(postgres.deleted.contains(&seq), "P1: {seq} is called gone and is there");
+    }
+    for seq in numbers(&decided.published) {
         let row = postgres.row(seq).unwrap_or_else(|| panic!("P2: receipt for {seq}, no such row"));
         let unmatched = row.fault.is_none() && !takes(row);
         assert!(
@@ -113,20 +133,21 @@ pub fn receipt(
             "P1: the ledger calls {seq} published and the stream of {destination} never had it"
         );
     }
-    for seq in dead {
+    for seq in numbers(&decided.dead) {
         let buried = postgres.ledger.dead_letters.contains(&(destination, seq));
         assert!(buried, "P1: the ledger calls {seq} dead and there is no dead letter");
     }
 }
 
-/// P5: everything below what may be confirmed is final at every destination. `from` is the first
+/// P5: everything that WAL brought below what may be confirmed is final or waiting in the ledger, at
+/// every destination. `from` is the first
 /// transaction that was not looked at before.
 pub fn confirmable(lsn: Lsn, from: &mut usize, destinations: usize, postgres: &Postgres) {
     while let Some(txn) = postgres.wal.get(*from).filter(|txn| txn.commit_lsn < lsn) {
-        for row in &txn.rows {
+        for row in txn.rows.iter().filter(|_| !txn.left_out) {
             for destination in 0..destinations {
                 assert!(
-                    postgres.ledger.is_final(destination, row.seq),
+                    postgres.ledger.is_recorded(destination, row.seq),
                     "P5: {lsn} may be confirmed and {} of {} is not recorded for {destination}",
                     row.seq,
                     txn.commit_lsn

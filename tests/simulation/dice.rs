@@ -60,10 +60,20 @@ pub enum Fault {
     BurialFails,
     LostConfirm,
     Stop,
+    LongAway,
+    LongTransaction,
+    LateVisible,
+    LeftOut,
+    Deleted,
+    Pruned,
+    WalPressure,
+    SlotLost,
+    NoSlot,
+    ReadFails,
 }
 
 impl Fault {
-    pub const ALL: [Fault; 20] = [
+    pub const ALL: [Fault; 30] = [
         Fault::LostBeforeStore,
         Fault::LostAck,
         Fault::LateStore,
@@ -84,6 +94,16 @@ impl Fault {
         Fault::BurialFails,
         Fault::LostConfirm,
         Fault::Stop,
+        Fault::LongAway,
+        Fault::LongTransaction,
+        Fault::LateVisible,
+        Fault::LeftOut,
+        Fault::Deleted,
+        Fault::Pruned,
+        Fault::WalPressure,
+        Fault::SlotLost,
+        Fault::NoSlot,
+        Fault::ReadFails,
     ];
 
     /// Per mille of the occasions at full weight. Occasions are messages, answers, statements, or
@@ -99,7 +119,12 @@ impl Fault {
             Fault::SessionLost | Fault::ProcessCrash => 100,
             Fault::CrashAfterWrite | Fault::TwoAtOnce => 1000,
             Fault::ResumeFails | Fault::BurialFails | Fault::LostConfirm => 500,
-            Fault::LedgerHangs => 100,
+            Fault::LedgerHangs | Fault::WalPressure | Fault::LeftOut => 100,
+            Fault::LongAway | Fault::SlotLost => 30,
+            Fault::LongTransaction | Fault::LateVisible => 300,
+            Fault::Deleted | Fault::Pruned => 500,
+            Fault::NoSlot => 700,
+            Fault::ReadFails => 200,
         }
     }
 }

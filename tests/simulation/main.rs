@@ -14,10 +14,14 @@
 
 mod broker;
 mod checks;
+mod control;
 mod dice;
+mod ledger;
+mod order;
 mod postgres;
 mod publisher;
 mod pump;
+mod sweep;
 mod trouble;
 mod world;
 

@@ -3,19 +3,19 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use outboxd::publish::{Report, Shipment};
-use outboxd::relay::destination::DestinationSpec;
-use outboxd::relay::machine::{Burial, ReceiptDraft, Verified};
-use outboxd::relay::outcome::{Answer, Attempt, DestinationId, Floor, Outcome, Resumed};
-use outboxd::relay::ranges::RangeSet;
+use outboxd::publish::Shipment;
+use outboxd::relay::destination::{Destination, DestinationSpec};
+use outboxd::relay::outcome::{Answer, Attempt, DestinationId, Outcome};
 use outboxd::relay::{Action, Input, Limits, Relay};
 
 use crate::broker::Micros;
 use crate::checks::{self, Watch};
+use crate::control::Job;
 use crate::dice::Fault;
-use crate::postgres::{MAX_MESSAGE_BYTES, Receipt};
+use crate::postgres::MAX_MESSAGE_BYTES;
 use crate::publisher::Publisher;
-use crate::world::{Happening, MS, World};
+use crate::sweep::Sweep;
+use crate::world::{Happening, MS, SECOND, World};
 use outboxd::publish::Order;
 
 /// Frames handed to the core before it is asked whether it wants more.
@@ -29,43 +29,49 @@ pub struct Session {
     pub relay: Relay,
     /// First transaction not yet known to be final.
     pub checked: usize,
-    watch: Watch,
+    pub watch: Watch,
+    /// There is a slot, and it streams.
+    pub streams: bool,
+    pub sweep: Option<Sweep>,
     memory_bytes: usize,
     /// Next transaction to send, and the frame of it.
     cursor: (usize, usize),
-    jobs: VecDeque<Job>,
-    jobs_at: Micros,
+    pub jobs: VecDeque<Job>,
+    pub jobs_at: Micros,
     confirm_sent: bool,
     confirmed: u64,
     wake: Option<Micros>,
-    stopping: bool,
-}
-
-/// A statement on the control connection.
-#[derive(Debug)]
-pub enum Job {
-    Record(Vec<ReceiptDraft>),
-    Bury(Burial),
-    Verify { id: DestinationId, resumed: Resumed, floor: Floor },
+    pub stopping: bool,
 }
 
 impl World {
     pub fn begin_session(&mut self) {
         self.epoch += 1;
         self.swarm.count("session");
+        let make = !self.swarm.strikes(&mut self.dice, Fault::NoSlot);
+        let streams = self.find_slot(make);
+        if !streams {
+            self.swarm.count("session without a slot");
+            let wait = self.dice.between(SECOND, 20 * SECOND);
+            self.after(wait, Happening::SlotReturns(self.epoch));
+        }
         let confirmed = self.postgres.confirmed;
-        let specs = (0..self.sites.len()).map(|at| self.spec(at)).collect();
         let limits = Limits {
             memory_bytes: self.dice.pick(&[3_000, 30_000, 1_000_000]),
             receipt_interval: Duration::from_millis(100),
             receipt_events: self.dice.pick(&[1, 20, 10_000]),
+            waiting_numbers: self.dice.pick(&[2, 10, 50_000]),
         };
+        let most = (limits.waiting_numbers(self.sites.len()) / 2).max(1);
+        let specs = (0..self.sites.len()).map(|at| self.spec(at, most)).collect();
         let memory_bytes = limits.memory_bytes;
         let start = self.postgres.wal.partition_point(|txn| txn.commit_lsn < confirmed);
         self.session = Some(Session {
             relay: Relay::new(limits, confirmed, specs, self.next_attempt),
             checked: start,
             watch: Watch::new(self.sites.len()),
+            streams,
+            sweep: None,
             memory_bytes,
             cursor: (start, 0),
             jobs: VecDeque::new(),
@@ -80,19 +86,32 @@ impl World {
             self.after(wait, Happening::Connect(self.epoch, at));
         }
         self.after(MS, Happening::Read(self.epoch));
+        let wait = self.dice.between(0, self.sweeps_every);
+        self.after(wait, Happening::Sweep(self.epoch));
     }
 
-    fn spec(&mut self, at: usize) -> DestinationSpec {
-        let (recorded, recorded_to) = self.postgres.ledger.load(at, self.postgres.confirmed);
+    fn spec(&mut self, at: usize, most: usize) -> DestinationSpec {
+        let ledger = &self.postgres.ledger;
+        let loaded = ledger.load(at, self.postgres.confirmed);
+        let part = ledger.waiting(at, 0, most);
+        let gap = ledger.gaps.contains_key(&at);
+        if !part.complete {
+            self.swarm.count("more waits than is read at start");
+        }
         DestinationSpec {
             name: format!("site-{at}"),
             filter: self.sites[at].filter.clone(),
             envelope: self.sites[at].envelope.clone(),
             max_in_flight: self.dice.pick(&[1, 5, 1_000]),
-            recorded,
-            recorded_to,
+            recorded: loaded.recorded,
+            recorded_to: loaded.to,
             floor: self.postgres.ledger.floor(at),
             recorded_known: self.postgres.ledger.known(at),
+            recorded_id: self.postgres.ledger.newest(),
+            handed: loaded.handed,
+            waiting: part.waiters,
+            waiting_beyond: Some(part.upto).filter(|_| !part.complete),
+            gap,
         }
     }
 
@@ -165,6 +184,12 @@ impl World {
                 }
                 Action::Bury { burial, .. } => self.ask(Job::Bury(burial)),
                 Action::Record(drafts) => self.ask(Job::Record(drafts)),
+                Action::Load { destination: id, waiters, max_bytes } => {
+                    self.ask(Job::Load { id, waiters, max_bytes, holders: None });
+                }
+                Action::ReadWaiting { destination: id, after, most } => {
+                    self.ask(Job::ReadWaiting { id, after, most });
+                }
             }
         }
         for (at, ship) in ships {
@@ -177,7 +202,19 @@ impl World {
         let now = self.now;
         let Some(session) = &mut self.session else { return };
         let chunk = usize::try_from(CHUNK).unwrap() * (MAX_MESSAGE_BYTES + 1_000);
-        let bound = session.memory_bytes + chunk;
+        // Rows of the table are read until half of the budget is full, for each destination by
+        // itself.
+        let rows = self.sites.len() * (session.memory_bytes / 2 + MAX_MESSAGE_BYTES + 1_000);
+        let bound = session.memory_bytes + chunk + rows;
+        let whole = |each: &Destination| each.waiting().is_slow_as_a_whole();
+        if session
+            .relay
+            .destinations()
+            .iter()
+            .any(|each| whole(each) && !each.waiting().is_bridging())
+        {
+            self.swarm.count("slow as a whole");
+        }
         assert!(session.relay.held_bytes() <= bound, "P8: {} held", session.relay.held_bytes());
         let confirmable = session.relay.confirmable();
         if confirmable.0 > session.confirmed {
@@ -193,8 +230,8 @@ impl World {
         }
         if session.stopping && session.relay.is_quiet() {
             assert!(session.watch.is_idle(), "quiet with something in flight");
-            let reads = |job: &Job| matches!(job, Job::Verify { .. });
-            assert!(session.jobs.iter().all(reads), "quiet with a statement under way");
+            let left = session.jobs.iter().all(Job::may_be_left);
+            assert!(left, "quiet with a statement under way");
             self.swarm.count("stop completed");
             return self.end_session(true);
         }
@@ -209,139 +246,7 @@ impl World {
         }
     }
 
-    fn ask(&mut self, job: Job) {
-        let longest = match self.swarm.strikes(&mut self.dice, Fault::LedgerHangs) {
-            true => 30_000 * MS,
-            false => 5 * MS,
-        };
-        let wait = self.dice.between(100, longest);
-        let Some(session) = &mut self.session else { return };
-        session.jobs.push_back(job);
-        session.jobs_at = session.jobs_at.max(self.now + wait);
-        let wait = session.jobs_at - self.now;
-        self.after(wait, Happening::Job(self.epoch));
-    }
-
-    /// The oldest statement is done.
-    pub fn job(&mut self) {
-        let Some(job) = self.session.as_mut().and_then(|session| session.jobs.pop_front()) else {
-            return;
-        };
-        if let Job::Bury(burial) = &job
-            && self.swarm.strikes(&mut self.dice, Fault::BurialFails)
-        {
-            if self.dice.coin() {
-                self.write_durably(&job);
-            }
-            return self.feed(Input::Buried(*burial, false));
-        }
-        let verified = self.write_durably(&job);
-        if self.swarm.strikes(&mut self.dice, Fault::CrashAfterWrite) {
-            self.swarm.count("crash between ledger write and its answer");
-            return self.end_session(true);
-        }
-        match job {
-            Job::Record(_) => self.feed(Input::Recorded),
-            Job::Bury(burial) => {
-                self.swarm.count("dead letter");
-                self.feed(Input::Buried(burial, true));
-            }
-            Job::Verify { id, .. } => self.resumed(id, verified),
-        }
-    }
-
-    fn resumed(&mut self, id: DestinationId, verified: Verified) {
-        if !verified.seqs.is_empty() {
-            self.swarm.count("found by Resume");
-        }
-        let at = usize::from(id.0);
-        if let Some(session) = &mut self.session
-            && session.watch.resumed(id, true)
-        {
-            self.streams.recovered(at, self.sites[at].publisher.resumed_at);
-        }
-        self.feed(Input::Resumed(id, verified));
-    }
-
-    fn write_durably(&mut self, job: &Job) -> Verified {
-        match job {
-            Job::Record(drafts) => {
-                for draft in drafts {
-                    let (destination, decided) = (usize::from(draft.destination.0), &draft.decided);
-                    let site = &self.sites[destination];
-                    checks::receipt(
-                        destination,
-                        decided.published.iter().flat_map(|(start, end)| start..=end),
-                        decided.dead.iter().flat_map(|(start, end)| start..=end),
-                        |event| site.takes(event),
-                        &self.postgres,
-                        &self.streams,
-                    );
-                    let all = decided.published.iter().chain(decided.dead.iter());
-                    let (seqs, last_lsn) = (all.collect(), decided.last_lsn);
-                    let floor = draft.floor.clone();
-                    let known = draft.last.as_ref().map_or(draft.known, |last| last.stream_seq);
-                    let receipt = Receipt { destination, seqs, last_lsn, floor, known };
-                    self.postgres.ledger.append(receipt);
-                }
-            }
-            Job::Bury(burial) => {
-                let letter = (usize::from(burial.destination.0), burial.seq);
-                self.postgres.ledger.dead_letters.insert(letter);
-            }
-            Job::Verify { id, resumed, floor } => {
-                let seqs: RangeSet =
-                    resumed.found.iter().map(|found| (found.seq, found.seq)).collect();
-                let last_lsn = resumed.found.iter().filter_map(|found| found.commit_lsn).max();
-                self.postgres.ledger.append(Receipt {
-                    destination: usize::from(id.0),
-                    seqs: seqs.clone(),
-                    last_lsn,
-                    floor: floor.clone(),
-                    known: resumed.found.last().map_or(0, |found| found.stream_seq),
-                });
-                let (created, last_seq) = (resumed.created.clone(), resumed.last_seq);
-                return Verified { created, last_seq, seqs, last_lsn, strangers: Vec::new() };
-            }
-        }
-        Verified::default()
-    }
-
-    pub fn report(&mut self, at: usize, report: Report) {
-        let id = DestinationId(u16::try_from(at).unwrap());
-        let Some(session) = &mut self.session else { return };
-        match report {
-            Report::Up(facts) => {
-                session.watch.up(id, facts.pipeline);
-                self.feed(Input::Up(id, facts));
-            }
-            Report::Down(_) => self.feed(Input::Down(id)),
-            Report::Forbidden(_) => {}
-            Report::Answers(answers) => {
-                for answer in answers {
-                    self.answer(at, id, answer);
-                }
-            }
-            Report::Resumed(Err(_)) => {
-                session.watch.resumed(id, false);
-                self.feed(Input::ResumeFailed(id));
-            }
-            Report::Resumed(Ok(mut resumed)) => {
-                let destination = &session.relay.destinations()[at];
-                resumed.found.retain(|found| !destination.is_decided(found.seq));
-                let seq = destination.recorded_floor(&resumed.created);
-                let floor = Floor { created: resumed.created.clone(), seq };
-                if resumed.found.is_empty() {
-                    let Resumed { created, last_seq, .. } = resumed;
-                    self.resumed(id, Verified { created, last_seq, ..Verified::default() });
-                } else {
-                    self.ask(Job::Verify { id, resumed, floor });
-                }
-            }
-        }
-    }
-
-    fn answer(&mut self, at: usize, id: DestinationId, answer: Answer) {
+    pub fn answer(&mut self, at: usize, id: DestinationId, answer: Answer) {
         if let Outcome::Unknown(_) = answer.outcome
             && self.swarm.strikes(&mut self.dice, Fault::LateAnswer)
         {
@@ -373,7 +278,8 @@ impl World {
         let wait = self.dice.between(1, 60) * MS;
         self.after(wait, Happening::Read(epoch));
         // A whole chunk is handed over before the core is asked again.
-        if !self.session.as_ref().is_some_and(|session| session.relay.wants_wal()) {
+        let reads = |session: &Session| session.streams && session.relay.wants_wal();
+        if !self.session.as_ref().is_some_and(reads) {
             return;
         }
         for _ in 0..self.dice.between(0, CHUNK) {
@@ -402,10 +308,13 @@ impl World {
         if frame == 0 {
             return Some(Input::Begin { commit_lsn: txn.commit_lsn });
         }
-        if let Some(row) = txn.rows.get(frame - 1) {
+        if let Some(row) = txn.rows.get(frame - 1).filter(|_| !txn.left_out) {
+            self.streams.brought(self.sites.len(), row.seq);
             return Some(Input::Event(row.clone()));
         }
         session.cursor = (at + 1, 0);
-        Some(Input::Commit { end_lsn: txn.end_lsn })
+        let (end_lsn, marker) = (txn.end_lsn, txn.marker);
+        marker.into_iter().for_each(|generation| self.marked(generation));
+        Some(Input::Commit { end_lsn })
     }
 }

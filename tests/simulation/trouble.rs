@@ -1,7 +1,10 @@
 //! What goes wrong by itself: servers, streams, connections, sessions and the process.
 
+use outboxd::relay::Input;
+
 use crate::broker::Micros;
 use crate::dice::Fault;
+use crate::ledger::Receipt;
 use crate::world::{Happening, MS, SECOND, World};
 
 /// A stopped relay is quiet after this long, whatever else happens.
@@ -14,6 +17,7 @@ impl World {
         for at in 0..self.sites.len() {
             self.trouble_at(at);
         }
+        self.trouble_at_home();
         if self.session.is_none() {
             return;
         }
@@ -21,10 +25,57 @@ impl World {
             self.end_session(true);
         } else if self.swarm.strikes(&mut self.dice, Fault::SessionLost) {
             self.end_session(false);
+        } else if self.postgres.slot && self.swarm.strikes(&mut self.dice, Fault::SlotLost) {
+            self.postgres.slot = false;
+            self.end_session(false);
+        } else if self.swarm.strikes(&mut self.dice, Fault::WalPressure) {
+            self.feed(Input::WalPressure(true));
+            let wait = self.dice.between(SECOND, 20 * SECOND);
+            self.after(wait, Happening::Relief(self.epoch));
         } else if self.swarm.strikes(&mut self.dice, Fault::Stop) {
             self.stop();
             self.after(STOP_BOUND, Happening::StopBound(self.epoch));
         }
+    }
+
+    /// In the database.
+    fn trouble_at_home(&mut self) {
+        if self.swarm.strikes(&mut self.dice, Fault::LeftOut) {
+            self.postgres.leaves_out = true;
+            let wait = self.dice.between(MS, 3 * SECOND);
+            self.after(wait, Happening::Published);
+        }
+        if self.swarm.strikes(&mut self.dice, Fault::Deleted) {
+            let end = self.postgres.last_seq();
+            self.delete(end, 3);
+        }
+        if self.swarm.strikes(&mut self.dice, Fault::Pruned) {
+            for seq in self.delete(self.postgres.last_seq(), 3) {
+                for destination in 0..self.sites.len() {
+                    if !self.postgres.ledger.is_final(destination, seq) {
+                        self.postgres.ledger.append(Receipt {
+                            destination,
+                            seqs: [(seq, seq)].into_iter().collect(),
+                            last_lsn: Some(self.postgres.insert_lsn()),
+                            ..Receipt::default()
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Some of the newest rows go away.
+    fn delete(&mut self, end: i64, most: u64) -> Vec<i64> {
+        let mut seqs = Vec::new();
+        for _ in 0..self.dice.between(1, most) {
+            let back = i64::try_from(self.dice.between(0, 40)).unwrap();
+            if self.postgres.sees(self.now, end - back) {
+                self.postgres.deleted.insert(end - back);
+                seqs.push(end - back);
+            }
+        }
+        seqs
     }
 
     fn trouble_at(&mut self, at: usize) {
@@ -50,7 +101,8 @@ impl World {
             }
         }
         let replaced = self.swarm.strikes(&mut self.dice, Fault::StreamReplaced);
-        let down = self.swarm.strikes(&mut self.dice, Fault::BrokerDown);
+        let away = self.swarm.strikes(&mut self.dice, Fault::LongAway);
+        let down = away || self.swarm.strikes(&mut self.dice, Fault::BrokerDown);
         let cut = connected && self.swarm.strikes(&mut self.dice, Fault::ConnectionCut);
         if replaced {
             // Looked at before it goes: what is stored is looked at only here.
@@ -63,7 +115,8 @@ impl World {
             self.effects(at, effects);
             if down {
                 self.sites[at].broker.up = false;
-                let wait = self.dice.between(MS, 10 * SECOND);
+                let longest = if away { 300 * SECOND } else { 10 * SECOND };
+                let wait = self.dice.between(MS, longest);
                 self.after(wait, Happening::Start(at));
             } else {
                 let wait = self.dice.between(0, 300 * MS);
@@ -102,7 +155,8 @@ impl World {
     /// No more faults.
     pub fn calm(&mut self) {
         self.swarm.on = false;
-        self.postgres.close(&mut self.dice);
+        self.postgres.leaves_out = false;
+        self.feed(Input::WalPressure(false));
         for at in 0..self.sites.len() {
             let broker = &mut self.sites[at].broker;
             broker.full = false;

@@ -8,12 +8,13 @@ use outboxd::config::Filter;
 use outboxd::lsn::Lsn;
 use outboxd::message::{Envelope, Template};
 use outboxd::publish::{Order, Report};
+use outboxd::relay::Input;
 use outboxd::relay::outcome::{Answer, DestinationId, Pipeline};
 
 use crate::broker::{Broker, Micros, Packet, Reply};
 use crate::checks::{self, Streams};
 use crate::dice::{Dice, Fault, Swarm};
-use crate::postgres::Postgres;
+use crate::postgres::{Habits, Postgres};
 use crate::publisher::{Effect, Ids, Publisher, Watched};
 use crate::pump::Session;
 
@@ -26,7 +27,7 @@ const DRAIN_BOUND: Micros = 600 * SECOND;
 const ENDLESS: u64 = 200_000;
 
 /// Not faults, but the runs prove nothing without them.
-pub const MUST_HAPPEN: [&str; 10] = [
+pub const MUST_HAPPEN: [&str; 24] = [
     "proposals lost",
     "session",
     "stop completed",
@@ -37,6 +38,20 @@ pub const MUST_HAPPEN: [&str; 10] = [
     "found by Resume",
     "batch",
     "per-run",
+    "sweep",
+    "missed",
+    "missed row behind old ones",
+    "handed over",
+    "loaded",
+    "loaded in part",
+    "waited for a row that is not visible",
+    "gone",
+    "slow as a whole",
+    "waiting numbers read from the ledger",
+    "more waits than is read at start",
+    "gap",
+    "gap bridged",
+    "gap closed",
 ];
 
 /// One destination and its surroundings.
@@ -79,6 +94,13 @@ pub enum Happening {
     Wake,
     StopBound(u64),
     Bury(usize),
+    Sweep(u64),
+    /// The publication has the table again.
+    Published,
+    /// The position has gone on.
+    Relief(u64),
+    /// There may be a slot again.
+    SlotReturns(u64),
 }
 
 pub struct World {
@@ -103,7 +125,17 @@ pub struct World {
     lag: Micros,
     /// Longest time from one trouble to the next.
     pub calm_between: Micros,
+    /// Longest time from one look through the table to the next.
+    pub sweeps_every: Micros,
+    /// Number of the last look.
+    pub generation: u64,
+    /// Up to which number everything is decided, of each destination.
+    pub frontiers: Vec<i64>,
     writing_until: Micros,
+    /// Nobody writes any more.
+    closed: bool,
+    /// Up to which number everything is final, of each destination.
+    finals: Vec<i64>,
 }
 
 impl World {
@@ -111,7 +143,8 @@ impl World {
         let mut dice = Dice::new(seed);
         let swarm = Swarm::new(&mut dice);
         let count = dice.between(1, 3);
-        let sites = (0..count).map(|index| Site::new(index, &mut dice)).collect();
+        let sites: Vec<Site> = (0..count).map(|index| Site::new(index, &mut dice)).collect();
+        let sweeps_every = dice.pick(&[300 * MS, 3 * SECOND]);
         let calm_between = dice.pick(&[200 * MS, SECOND, 5 * SECOND]);
         let lag = dice.pick(&[500, 20 * MS, 150 * MS]);
         let (runs, writing_until) = (dice.pick(&[1, 3, 40]), dice.between(2, 40) * SECOND);
@@ -122,6 +155,11 @@ impl World {
             swarm,
             postgres: Postgres::new(),
             streams: Streams::default(),
+            frontiers: vec![0; sites.len()],
+            finals: vec![0; sites.len()],
+            sweeps_every,
+            generation: 0,
+            closed: false,
             sites,
             session: None,
             epoch: 0,
@@ -156,6 +194,9 @@ impl World {
         self.after(0, Happening::Write);
         self.after(1, Happening::Session);
         self.after(2, Happening::Trouble);
+        // The backlog still has to get through the faults for a while.
+        let calm = self.writing_until + self.dice.between(0, 60) * SECOND;
+        self.after(calm, Happening::Calm);
         let mut steps = 0;
         while let Some(Reverse((at, number))) = self.queue.pop() {
             self.now = at;
@@ -165,6 +206,10 @@ impl World {
             self.happen(happening);
             self.act();
             self.look();
+            if !self.swarm.on && !self.closed && self.waits_nowhere() {
+                self.closed = true;
+                self.postgres.close(self.now, &mut self.dice);
+            }
             if !self.swarm.on && self.is_drained() {
                 self.end();
                 return self.swarm.happened;
@@ -221,12 +266,18 @@ impl World {
             Happening::Trouble => self.trouble(),
             Happening::Quorum(at) => self.quorum_returns(at),
             Happening::Space(at) => self.sites[at].broker.full = false,
-            Happening::Start(at) => {
+            Happening::Start(at) if !self.sites[at].broker.up => {
                 self.sites[at].broker.restart();
                 let wait = self.dice.between(0, 200 * MS);
                 self.after(wait, Happening::Connect(self.epoch, at));
             }
             Happening::Session if self.session.is_none() => self.begin_session(),
+            Happening::Sweep(epoch) if epoch == self.epoch => self.sweep(),
+            Happening::Published => self.postgres.leaves_out = false,
+            Happening::Relief(epoch) if epoch == self.epoch => {
+                self.feed(Input::WalPressure(false));
+            }
+            Happening::SlotReturns(epoch) if epoch == self.epoch => self.end_session(false),
             Happening::StopBound(epoch) if epoch == self.epoch => {
                 panic!("asked to stop long ago and not quiet")
             }
@@ -241,18 +292,26 @@ impl World {
     }
 
     fn write(&mut self) {
-        if self.now < self.writing_until {
-            let burst = self.dice.pick(&[1, 1, 5, 40, 100]);
-            for _ in 0..burst {
-                self.postgres.write(&mut self.dice, self.runs);
-            }
-            let wait = self.dice.between(1, 1_000) * MS;
-            self.after(wait, Happening::Write);
-        } else {
-            // The backlog still has to get through the faults for a while.
-            let wait = self.dice.between(0, 60) * SECOND;
-            self.after(wait, Happening::Calm);
+        if self.closed {
+            return;
         }
+        // Writing never ends before everything is in order again; at last there is little of it.
+        let (most, wait) = match self.now < self.writing_until {
+            true => (self.dice.pick(&[1, 1, 5, 40, 100]), self.dice.between(1, 1_000) * MS),
+            // Less than one event at a time gets through the slowest of the networks.
+            false => (1, SECOND),
+        };
+        for _ in 0..most {
+            let mut habits = Habits::default();
+            if self.swarm.strikes(&mut self.dice, Fault::LongTransaction) {
+                habits.lasts = self.dice.between(0, 20 * SECOND);
+            }
+            if self.swarm.strikes(&mut self.dice, Fault::LateVisible) {
+                habits.unseen = self.dice.between(0, 10 * SECOND);
+            }
+            self.postgres.write(self.now, &mut self.dice, self.runs, habits);
+        }
+        self.after(wait, Happening::Write);
     }
 
     fn connect(&mut self, at: usize) {
@@ -362,7 +421,30 @@ impl World {
         }
     }
 
-    fn is_drained(&self) -> bool {
+    /// Is no run slow any more, while there is still inflow?
+    fn waits_nowhere(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| {
+            session.relay.destinations().iter().all(|each| each.waiting().is_over())
+        })
+    }
+
+    fn is_drained(&mut self) -> bool {
+        if !self.closed || !self.waits_nowhere() || !self.postgres.ledger.gaps.is_empty() {
+            return false;
+        }
+        let (postgres, last) = (&self.postgres, self.postgres.last_seq());
+        for (at, upto) in self.finals.iter_mut().enumerate() {
+            let done = |seq| {
+                let here = postgres.rows.contains_key(&seq) && !postgres.deleted.contains(&seq);
+                !here || postgres.ledger.is_final(at, seq)
+            };
+            while *upto < last && done(*upto + 1) {
+                *upto += 1;
+            }
+            if *upto < last {
+                return false;
+            }
+        }
         let end = self.postgres.wal.last().map_or(Lsn::ZERO, |txn| txn.end_lsn);
         self.session.as_ref().is_some_and(|session| {
             let empty = |each: &outboxd::relay::destination::Destination| each.lanes().is_empty();
@@ -379,6 +461,9 @@ impl World {
                 let row = self.postgres.row(seq).expect("a row");
                 let takes = row.fault.is_some() || self.sites[at].takes(row);
                 let dead = self.postgres.ledger.dead_letters.contains(&(at, seq));
+                if self.postgres.deleted.contains(&seq) {
+                    continue;
+                }
                 assert!(self.postgres.ledger.is_final(at, seq), "P1: {seq} is in no receipt");
                 assert!(!takes || dead || self.streams.has(at, seq), "P1: {seq} is lost");
                 if !takes {
@@ -389,6 +474,9 @@ impl World {
         let session = self.session.as_ref().expect("a session");
         assert_eq!(session.relay.held_bytes(), 0, "P8: bytes held by nothing");
         assert_eq!(session.relay.oldest_held(), None);
+        for destination in session.relay.destinations() {
+            assert_eq!(destination.waiting().slow_runs(), 0, "slow runs at the end");
+        }
     }
 }
 

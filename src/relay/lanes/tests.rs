@@ -8,6 +8,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::event::EventId;
+use crate::lsn::Lsn;
+
+const TABLE: Origin = Origin::Table { until: Lsn::ZERO, handed: false };
 
 fn event(seq: i64, run: u64) -> Arc<Event> {
     Arc::new(Event {
@@ -146,7 +149,7 @@ impl Both {
         match op {
             Op::Push(run) => {
                 *next += 1;
-                self.lanes.push(event(*next, run), None);
+                self.lanes.push(event(*next, run), TABLE);
                 self.runs.entry(run).or_default().list.push((*next, Stands::Waits));
             }
             Op::Take => {
@@ -270,7 +273,7 @@ proptest! {
 fn lanes_that_start_over_for_hours_leave_nothing_behind() {
     let mut lanes = Lanes::new(u32::MAX);
     for seq in 0..200 {
-        lanes.push(event(seq, 7), None);
+        lanes.push(event(seq, 7), TABLE);
     }
     for _ in 0..10_000 {
         let slot = lanes.take().unwrap();

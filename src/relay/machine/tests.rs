@@ -10,7 +10,7 @@ use crate::message::{Envelope, Template};
 use crate::relay::destination::Phase;
 use crate::relay::outcome::{Doubt, Outcome, Pipeline, Refusal, Retention};
 
-const FIRST: DestinationId = DestinationId(0);
+pub(crate) const FIRST: DestinationId = DestinationId(0);
 
 pub(crate) fn event(seq: i64, run: &str) -> Arc<Event> {
     Arc::new(Event {
@@ -30,11 +30,11 @@ pub(crate) fn event(seq: i64, run: &str) -> Arc<Event> {
     })
 }
 
-fn floor(created: &str, seq: u64) -> Floor {
+pub(crate) fn floor(created: &str, seq: u64) -> Floor {
     Floor { created: created.to_owned(), seq }
 }
 
-fn spec(name: &str, floor: Option<Floor>) -> DestinationSpec {
+pub(crate) fn spec(name: &str, floor: Option<Floor>) -> DestinationSpec {
     DestinationSpec {
         name: name.to_owned(),
         filter: Filter::default(),
@@ -50,10 +50,15 @@ fn spec(name: &str, floor: Option<Floor>) -> DestinationSpec {
         recorded_to: Lsn::ZERO,
         floor,
         recorded_known: 0,
+        recorded_id: 0,
+        handed: RangeSet::default(),
+        waiting: Vec::new(),
+        waiting_beyond: None,
+        gap: false,
     }
 }
 
-fn facts(created: &str, last_seq: u64, pipeline: Pipeline) -> StreamFacts {
+pub(crate) fn facts(created: &str, last_seq: u64, pipeline: Pipeline) -> StreamFacts {
     StreamFacts {
         stream: "EVENTS".to_owned(),
         created: created.to_owned(),
@@ -70,25 +75,26 @@ fn facts(created: &str, last_seq: u64, pipeline: Pipeline) -> StreamFacts {
 }
 
 /// A relay, its clock, and what it wants done.
-struct Scene {
-    relay: Relay,
-    now: Instant,
-    lsn: u64,
+pub(crate) struct Scene {
+    pub relay: Relay,
+    pub now: Instant,
+    pub lsn: u64,
 }
 
 impl Scene {
-    fn new(specs: Vec<DestinationSpec>) -> Scene {
+    pub fn new(specs: Vec<DestinationSpec>) -> Scene {
         let limits = Limits {
             memory_bytes: 1_000_000,
             receipt_interval: Duration::from_millis(100),
             receipt_events: 1_000,
+            waiting_numbers: 50_000,
         };
         let relay = Relay::new(limits, Lsn(10), specs, 1);
         Scene { relay, now: Instant::now(), lsn: 100 }
     }
 
     /// One destination, connected, proven, everything may be sent.
-    fn flowing(pipeline: Pipeline) -> Scene {
+    pub fn flowing(pipeline: Pipeline) -> Scene {
         let mut scene = Scene::new(vec![spec("a", Some(floor("s1", 10)))]);
         scene.feed(Input::Up(FIRST, facts("s1", 10, pipeline)));
         scene.resume("s1", 10);
@@ -101,11 +107,11 @@ impl Scene {
         scene
     }
 
-    fn feed(&mut self, input: Input) {
+    pub fn feed(&mut self, input: Input) {
         self.relay.handle(self.now, input).unwrap();
     }
 
-    fn commit(&mut self, rows: &[(i64, &str)]) {
+    pub fn commit(&mut self, rows: &[(i64, &str)]) {
         self.lsn += 100;
         self.feed(Input::Begin { commit_lsn: Lsn(self.lsn) });
         for (seq, run) in rows {
@@ -114,34 +120,35 @@ impl Scene {
         self.feed(Input::Commit { end_lsn: Lsn(self.lsn + 50) });
     }
 
-    fn poll(&mut self) -> Vec<Action> {
+    pub fn poll(&mut self) -> Vec<Action> {
         std::iter::from_fn(|| self.relay.poll(self.now)).collect()
     }
 
-    fn sent(&mut self) -> Vec<u64> {
+    pub fn sent(&mut self) -> Vec<u64> {
         let attempt = |action| match action {
             Action::Send { attempt, .. } => Some(attempt.0),
             Action::Bury { .. } | Action::Resume { .. } | Action::Record(_) => None,
+            Action::Load { .. } | Action::ReadWaiting { .. } => None,
         };
         self.poll().into_iter().filter_map(attempt).collect()
     }
 
     /// The next action is a Resume; it reads up to `last_seq` and finds nothing.
-    fn resume(&mut self, created: &str, last_seq: u64) -> Floor {
+    pub fn resume(&mut self, created: &str, last_seq: u64) -> Floor {
         let from = self.ordered();
         self.found(created, last_seq, &[]);
         from.floor
     }
 
     /// The next action is a Resume.
-    fn ordered(&mut self) -> ReadFrom {
+    pub fn ordered(&mut self) -> ReadFrom {
         let Some(Action::Resume { from, .. }) = self.relay.poll(self.now) else {
             panic!("no Resume")
         };
         from
     }
 
-    fn found(&mut self, created: &str, last_seq: u64, seqs: &[i64]) {
+    pub fn found(&mut self, created: &str, last_seq: u64, seqs: &[i64]) {
         let seqs = seqs.iter().map(|seq| (*seq, *seq)).collect();
         let created = created.to_owned();
         self.feed(Input::Resumed(
@@ -150,29 +157,33 @@ impl Scene {
         ));
     }
 
-    fn answer(&mut self, attempt: u64, outcome: Outcome) {
+    pub fn answer(&mut self, attempt: u64, outcome: Outcome) {
         let (first, last) = (Attempt(attempt), Attempt(attempt));
         self.feed(Input::Answer(FIRST, Answer { first, last, outcome }));
     }
 
-    fn drafts(&mut self) -> Vec<ReceiptDraft> {
+    pub fn drafts(&mut self) -> Vec<ReceiptDraft> {
         let drafts = |action| match action {
             Action::Record(drafts) => Some(drafts),
-            Action::Send { .. } | Action::Bury { .. } | Action::Resume { .. } => None,
+            Action::Send { .. }
+            | Action::Bury { .. }
+            | Action::Resume { .. }
+            | Action::Load { .. }
+            | Action::ReadWaiting { .. } => None,
         };
         self.poll().into_iter().find_map(drafts).unwrap_or_default()
     }
 
-    fn phase(&self) -> Phase {
+    pub fn phase(&self) -> Phase {
         self.relay.destinations()[0].phase()
     }
 
-    fn pass(&mut self, time: Duration) {
+    pub fn pass(&mut self, time: Duration) {
         self.now += time;
     }
 }
 
-fn refused(permanent: Option<Reason>) -> Outcome {
+pub(crate) fn refused(permanent: Option<Reason>) -> Outcome {
     Outcome::Refused(Refusal { permanent, code: 10_077, detail: "full".to_owned() })
 }
 
@@ -246,7 +257,7 @@ fn a_receipt_without_an_ack_keeps_what_the_ledger_knew() {
     scene.pass(Duration::from_millis(100));
     let draft = scene.drafts().remove(0);
     assert_eq!((draft.floor, draft.last, draft.known), (floor("s1", 10), None, 40));
-    scene.feed(Input::Recorded);
+    scene.feed(Input::Recorded { newest: 0 });
     scene.feed(Input::Up(FIRST, facts("s1", 60, Pipeline::PerRun)));
     scene.commit(&[(2, "r")]);
     scene.pass(Duration::from_millis(100));
@@ -313,7 +324,7 @@ fn nothing_is_sent_before_the_first_floor_is_in_the_ledger() {
     assert_eq!(scene.drafts()[0].floor, Floor::default());
     // This receipt is under way when the destination comes up; it has no floor.
     scene.feed(Input::Up(FIRST, facts("s1", 7, Pipeline::Batch)));
-    scene.feed(Input::Recorded);
+    scene.feed(Input::Recorded { newest: 0 });
     assert_eq!(scene.phase(), Phase::RecordFloor);
     // Nor does a reconnect make up for it.
     scene.feed(Input::Down(FIRST));
@@ -321,7 +332,7 @@ fn nothing_is_sent_before_the_first_floor_is_in_the_ledger() {
     assert_eq!(scene.phase(), Phase::RecordFloor);
     let drafts = scene.drafts();
     assert!(drafts[0].decided.is_empty() && drafts[0].floor == floor("s1", 7), "{drafts:?}");
-    scene.feed(Input::Recorded);
+    scene.feed(Input::Recorded { newest: 0 });
     assert_eq!(scene.resume("s1", 9), floor("s1", 7));
 }
 
@@ -506,7 +517,7 @@ fn confirmable_waits_for_the_ledger_of_every_destination() {
     assert_eq!(scene.drafts().len(), 1);
     scene.feed(Input::Keepalive { wal_end: Lsn(900) });
     assert_eq!(scene.relay.confirmable(), Lsn(10));
-    scene.feed(Input::Recorded);
+    scene.feed(Input::Recorded { newest: 0 });
     assert_eq!(scene.relay.confirmable(), Lsn(10), "`b` has not decided it");
     assert_eq!(scene.relay.oldest_held(), Some(Lsn(200)));
 }
@@ -525,10 +536,10 @@ fn a_ledger_that_hangs_stops_reading_and_not_more() {
     }
     assert!(!scene.relay.wants_wal(), "reads on and on");
     assert_eq!(scene.relay.held_bytes(), 0);
-    scene.feed(Input::Recorded);
+    scene.feed(Input::Recorded { newest: 0 });
     scene.pass(Duration::from_secs(1));
     scene.poll();
-    scene.feed(Input::Recorded);
+    scene.feed(Input::Recorded { newest: 0 });
     assert!(scene.relay.wants_wal());
 }
 
@@ -573,7 +584,7 @@ fn a_stop_sends_nothing_new_and_becomes_quiet() {
     let actions = scene.poll();
     assert!(matches!(actions[..], [Action::Record(_)]), "{actions:?}");
     assert!(!scene.relay.is_quiet());
-    scene.feed(Input::Recorded);
+    scene.feed(Input::Recorded { newest: 0 });
     assert!(scene.relay.is_quiet());
 }
 
@@ -625,6 +636,7 @@ fn few_burials_are_under_way_at_a_time() {
         let burial = |action| match action {
             Action::Bury { burial, .. } => Some(burial),
             Action::Send { .. } | Action::Resume { .. } | Action::Record(_) => None,
+            Action::Load { .. } | Action::ReadWaiting { .. } => None,
         };
         scene.poll().into_iter().filter_map(burial).collect::<Vec<_>>()
     };

@@ -1,0 +1,406 @@
+//! What does not go straight from WAL to lane: hand-over, the way back from the ledger, and rows
+//! that the WAL did not bring. Parts of [`Relay`] and [`Destination`].
+//!
+//! An event joins its lane, unless its run has numbers waiting outside it; then it joins those.
+//! Rows that were missed are older than what waits and join the lane itself.
+
+use hashbrown::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::event::{Event, RunHash};
+use crate::lsn::Lsn;
+use crate::relay::destination::{Destination, Phase, Step};
+use crate::relay::lanes::Entry;
+use crate::relay::machine::{Relay, let_go};
+use crate::relay::outcome::DestinationId;
+use crate::relay::ranges::RangeSet;
+use crate::relay::receipts::{Decision, Origin};
+use crate::relay::route;
+use crate::relay::waiting::Waiter;
+
+/// A destination without a single decision for so long, with events to decide, stands still.
+const STANDSTILL: Duration = Duration::from_secs(2);
+/// Numbers taken from those waiting at once: one look-up by index.
+const LOAD_NUMBERS: usize = 1_000;
+/// Undecided events of a destination below which more of those waiting are read.
+const LOAD_BELOW: usize = 2_000;
+/// How often it is looked for what can be handed over, since that looks at every lane.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Bytes of rows read at once, at least, if that is an eighth of the budget.
+const LOAD_BYTES_MIN: usize = 64 << 10;
+
+/// The first rows of those asked for.
+#[derive(Debug, Default)]
+pub struct Loaded {
+    /// How many of the numbers are accounted for, from the first on; the others wait on.
+    pub count: usize,
+    /// Their rows, each with its number's place.
+    pub events: Vec<Event>,
+}
+
+/// A part of what the ledger has waiting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WaitingPart {
+    /// In commit order.
+    pub waiters: Vec<Waiter>,
+    /// The last receipt that was read.
+    pub upto: i64,
+    /// There was none above it.
+    pub complete: bool,
+}
+
+/// What became of an event that came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Placed {
+    /// It is in its lane.
+    InLane,
+    /// It is decided or handed over, and the ledger is to have that.
+    ToRecord,
+}
+
+/// What was decided or handed over since somebody asked the database, so that an older answer of it
+/// is not taken for the present.
+#[derive(Debug, Default)]
+pub(super) struct Remembered {
+    users: u32,
+    decided: RangeSet,
+    handed: RangeSet,
+}
+
+impl Remembered {
+    /// A decision.
+    pub fn note(&mut self, seq: i64) {
+        if self.users > 0 {
+            self.decided.insert(seq);
+        }
+    }
+
+    fn note_handed(&mut self, seq: i64) {
+        if self.users > 0 {
+            self.handed.insert(seq);
+        }
+    }
+}
+
+impl Destination {
+    /// What waits outside the lanes.
+    pub fn waiting(&self) -> &crate::relay::waiting::Waiting {
+        &self.waiting
+    }
+
+    /// From now on remember what is decided.
+    pub(super) fn remember(&mut self) {
+        let Destination { remembered, decided, writing, .. } = self;
+        remembered.users += 1;
+        for each in [decided, writing] {
+            remembered.decided.extend(each.ranges());
+            remembered.handed.extend(each.handed.iter().map(|(seq, _)| (*seq, *seq)));
+        }
+    }
+
+    /// Nobody needs it any more, or one fewer does.
+    pub(super) fn forget(&mut self) {
+        self.remembered.users = self.remembered.users.saturating_sub(1);
+        if self.remembered.users == 0 {
+            self.remembered = Remembered::default();
+        }
+    }
+
+    /// Is this number decided, recorded or not, or was it since somebody began to remember?
+    fn is_done(&self, seq: i64) -> bool {
+        self.is_decided(seq) || self.remembered.decided.contains(seq)
+    }
+
+    /// Puts an event where it belongs.
+    pub(super) fn place(&mut self, now: Instant, event: &Arc<Event>, origin: Origin) -> Placed {
+        let seq = event.seq;
+        if self.is_in_stream(event) {
+            self.decide_number(seq, origin, Decision::Published);
+        } else if event.fault.is_none() && !route::takes(&self.spec.filter, event) {
+            self.counts.unmatched += 1;
+            self.decide_number(seq, origin, Decision::Unmatched);
+        } else if matches!(origin, Origin::Wal(_)) && self.must_wait(event.run_hash) {
+            self.note_handed(event, origin);
+            let waiter = Waiter { seq, run: event.run_hash, until: origin.until(), old: false };
+            self.waiting.hand(waiter, self.recorded_id);
+        } else {
+            if self.lanes.is_empty() {
+                self.moved_at = Some(now);
+            }
+            self.lanes.push(Arc::clone(event), origin);
+            return Placed::InLane;
+        }
+        Placed::ToRecord
+    }
+
+    /// A run that has events of the WAL in its lane when the destination becomes slow as a whole
+    /// has nothing outside: what WAL brings of it joins its lane. Handed at once it would be ahead
+    /// of them in the ledger, once these are handed over.
+    fn must_wait(&self, run: RunHash) -> bool {
+        self.waiting.has(run) || (self.waiting.is_slow_as_a_whole() && !self.lanes.has_wal(run))
+    }
+
+    /// Has it events that the position may have passed? Their messages in the stream count then,
+    /// whatever their LSN.
+    pub(super) fn has_handed(&self) -> bool {
+        !self.waiting.is_over() || self.lanes.handed() > 0
+    }
+
+    fn note_handed(&mut self, event: &Event, origin: Origin) {
+        self.counts.handed += 1;
+        self.remembered.note_handed(event.seq);
+        self.decided.hand(event.seq, event.run_hash, origin);
+    }
+
+    /// Resume found these in the stream, and the ledger has them.
+    pub(super) fn found(&mut self, seqs: &RangeSet) {
+        if self.remembered.users > 0 {
+            self.remembered.decided.extend(seqs.iter());
+        }
+        let found = self.waiting.remove(seqs);
+        self.counts.resumed += found as u64;
+        self.decided.take_back(seqs);
+    }
+
+    /// What was handed over and the ledger does not have yet.
+    fn handed_unrecorded(&self) -> impl Iterator<Item = Waiter> + '_ {
+        [&self.writing, &self.decided].into_iter().flat_map(|decided| {
+            // Handed over, so there is a highest LSN among them.
+            let until = decided.last_lsn.unwrap_or(Lsn(u64::MAX));
+            let handed = decided.handed.iter();
+            handed.map(move |(seq, run)| Waiter { seq: *seq, run: *run, until, old: false })
+        })
+    }
+
+    /// Is nothing decided though there is something to decide? When it is only some runs that are
+    /// refused, others could go on, and may be in the WAL.
+    fn stands_still(&self, now: Instant) -> bool {
+        let moves = self.moved_at.is_some_and(|at| now < at + STANDSTILL);
+        let only_runs = || self.phase() == Phase::Flow && self.lanes.going_len() == 0;
+        !self.lanes.is_empty() && !moves && (self.is_hopeless() || !only_runs())
+    }
+
+    /// Does it need memory, to go on with what waits?
+    fn wants_room(&self) -> bool {
+        self.goes_on() && !self.waiting.is_over() && self.waiting.wants()
+    }
+
+    fn goes_on(&self) -> bool {
+        matches!(self.phase(), Phase::Probe | Phase::Flow)
+    }
+
+    /// Events that could be handed over.
+    fn idle_len(&self, now: Instant) -> usize {
+        self.lanes.idle_len(self.stands_still(now))
+    }
+
+    /// Hands over the lanes that stand still, `wal`: only those that hold back WAL; the events leave
+    /// memory and wait in the ledger.
+    ///
+    /// Missed rows are let go without a receipt: it would have them behind what waits already. The
+    /// next look through the table finds them again.
+    fn hand_over_idle(&mut self, now: Instant, wal: bool, held_bytes: &mut usize) -> bool {
+        let mut runs = self.lanes.idle_runs(self.stands_still(now), wal);
+        runs.retain(|(run, _)| !self.waiting.is_loading(*run));
+        let mut entries: Vec<Entry> = Vec::new();
+        for (run, until) in runs {
+            entries.extend(self.lanes.empty(run));
+            until.into_iter().for_each(|until| self.waiting.hold(run, until));
+        }
+        let some = !entries.is_empty();
+        entries.sort_by_key(Entry::ordinal);
+        let mut waiters = Vec::with_capacity(entries.len());
+        // Only what is older than the gap comes to a lane from the ledger before it is bridged.
+        let old = self.waiting.is_bridging();
+        for entry in entries {
+            let origin = entry.origin;
+            if !matches!(origin, Origin::Table { handed: false, .. }) {
+                let (seq, run) = (entry.event.seq, entry.event.run_hash);
+                waiters.push(Waiter { seq, run, until: origin.until(), old });
+            }
+            if matches!(origin, Origin::Wal(_)) {
+                self.note_handed(&entry.event, origin);
+            }
+            let_go(held_bytes, entry);
+        }
+        self.waiting.put_first(waiters.into_iter());
+        some
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.lanes.len() >= LOAD_BELOW && self.lanes.going_len() >= LOAD_BELOW
+    }
+
+    /// What is to be read next so that waiting events come to their lanes.
+    pub(super) fn next_waiting(&mut self) -> Option<Step> {
+        if !self.wants_room() || self.is_crowded() {
+            return None;
+        }
+        let waiters = self.waiting.take(LOAD_NUMBERS, |run| self.lanes.may_grow(run));
+        if !waiters.is_empty() {
+            self.remember();
+            return Some(Step::Load(waiters));
+        }
+        let unrecorded: Vec<Waiter> = self.handed_unrecorded().collect();
+        let after = self.waiting.read(unrecorded.into_iter())?;
+        self.remember();
+        Some(Step::ReadWaiting(after, self.waiting.read_most()))
+    }
+
+    /// Every row is found that no WAL brings. As long as one of them is in its lane it can leave
+    /// it without a trace, so that is too early.
+    pub(super) fn bridged(&mut self) {
+        if self.lanes.missed() == 0 {
+            self.waiting.bridged();
+        }
+    }
+
+    pub(super) fn waiting_read(&mut self, part: &WaitingPart) {
+        let mut known: HashSet<i64> = self.lanes.numbers().chain(self.waiting.numbers()).collect();
+        let done = part.waiters.iter().map(|waiter| waiter.seq).filter(|seq| self.is_done(*seq));
+        known.extend(done.collect::<Vec<_>>());
+        known.extend(self.waiting.tail().filter(|seq| self.is_done(*seq)).collect::<Vec<_>>());
+        self.waiting.was_read(&part.waiters, part.upto, part.complete, &known);
+        self.forget();
+    }
+
+    pub(super) fn waiting_read_failed(&mut self) {
+        self.waiting.read_failed();
+        self.forget();
+    }
+
+    /// Of these numbers of rows without a receipt, those that are neither decided nor in a lane nor
+    /// waiting. They were missed when the WAL has brought all that committed with them, and
+    /// everything decided since the rows were looked for is remembered.
+    pub fn missed(&self, candidates: &[i64]) -> Vec<i64> {
+        let here: HashSet<i64> = self.lanes.numbers().chain(self.waiting.numbers()).collect();
+        let missed = |seq: &i64| {
+            !here.contains(seq) && !self.is_done(*seq) && !self.remembered.handed.contains(*seq)
+        };
+        candidates.iter().copied().filter(missed).collect()
+    }
+
+    /// Numbers that memory has and the ledger has not: a row of theirs is no find.
+    pub fn unrecorded(&self) -> RangeSet {
+        let mut numbers: RangeSet = self.lanes.numbers().map(|seq| (seq, seq)).collect();
+        for each in [&self.decided, &self.writing] {
+            numbers.extend(each.ranges());
+            numbers.extend(each.handed.iter().map(|(seq, _)| (*seq, *seq)));
+        }
+        numbers
+    }
+}
+
+impl Relay {
+    /// Frees memory, or WAL, from events of whoever stands still. Says whether there is room for
+    /// events that wait in the ledger.
+    ///
+    /// When the budget is full, or what waits finds no room in it, the lanes that stand still at the destination with most of them
+    /// are handed over, as long as another destination goes on; when nobody does, reading stops and
+    /// WAL holds the events. Under WAL pressure everything that stands still is handed over.
+    pub(super) fn hand_over(&mut self, now: Instant) -> bool {
+        let due = self.looked_at.is_none_or(|at| now >= at + LOOK_EVERY);
+        if due && self.wants_hand_over() {
+            self.looked_at = Some(now);
+            let cramped = self.is_cramped();
+            let mut handed = false;
+            let (destinations, held) = (&mut self.destinations, &mut self.held_bytes);
+            if self.wal_pressure {
+                for destination in &mut *destinations {
+                    handed |= destination.hand_over_idle(now, true, held);
+                }
+            }
+            if cramped && destinations.iter().any(|each| !each.stands_still(now)) {
+                let most = destinations.iter_mut().max_by_key(|each| each.idle_len(now));
+                handed =
+                    most.is_some_and(|destination| destination.hand_over_idle(now, false, held));
+            }
+            if handed {
+                self.undecided_since.get_or_insert(now);
+            }
+        }
+        self.has_room()
+    }
+
+    /// Is there room for rows read from the table?
+    pub fn has_room(&self) -> bool {
+        !self.stopping && self.used_bytes() < self.limits.memory_bytes / 2
+    }
+
+    /// When to look again.
+    pub(super) fn hand_over_at(&self) -> Option<Instant> {
+        self.looked_at.filter(|_| self.wants_hand_over()).map(|at| at + LOOK_EVERY)
+    }
+
+    fn wants_hand_over(&self) -> bool {
+        !self.stopping && (self.wal_pressure || self.is_cramped())
+    }
+
+    /// Is there no memory to read WAL, or for what waits of somebody who could go on with it?
+    fn is_cramped(&self) -> bool {
+        let (used, most) = (self.used_bytes(), self.limits.memory_bytes);
+        let wants_room = || self.destinations.iter().any(Destination::wants_room);
+        used >= most || (used >= most / 2 && wants_room())
+    }
+
+    /// Bytes of rows that may be read from the table now, at least one row: in pieces that leave
+    /// half of the budget to the WAL.
+    pub fn load_bytes(&self) -> usize {
+        let most = self.limits.memory_bytes;
+        (most / 2).saturating_sub(self.used_bytes()).max(LOAD_BYTES_MIN.min(most / 8))
+    }
+
+    /// Events that waited come to their lanes, in their order; one without row is gone.
+    pub(super) fn loaded(&mut self, now: Instant, id: DestinationId, loaded: Loaded) {
+        let Some(destination) = self.destinations.get_mut(usize::from(id.0)) else { return };
+        let rows = loaded.events.into_iter().map(|event| (event.seq, event));
+        let mut rows: HashMap<i64, Event> = rows.collect();
+        for waiter in destination.waiting.loaded(loaded.count) {
+            if destination.is_done(waiter.seq) {
+                continue;
+            }
+            let origin = Origin::Table { until: waiter.until, handed: true };
+            let Some(event) = rows.remove(&waiter.seq) else {
+                if destination.awaited.take_number(waiter.seq) {
+                    destination.counts.resumed += 1;
+                    destination.decide_number(waiter.seq, origin, Decision::Published);
+                } else {
+                    destination.counts.gone += 1;
+                    destination.decide_number(waiter.seq, origin, Decision::Gone);
+                }
+                self.undecided_since.get_or_insert(now);
+                continue;
+            };
+            let bytes = event.budget_bytes();
+            match destination.place(now, &Arc::new(event), origin) {
+                Placed::InLane => self.held_bytes += bytes,
+                Placed::ToRecord => {
+                    self.undecided_since.get_or_insert(now);
+                }
+            }
+        }
+        destination.forget();
+    }
+
+    /// A row that the WAL has not brought joins its lane, ahead of what waits.
+    pub(super) fn missed_row(&mut self, now: Instant, id: DestinationId, event: Event, until: Lsn) {
+        let Some(destination) = self.destinations.get_mut(usize::from(id.0)) else { return };
+        let handed = &destination.remembered.handed;
+        if destination.is_done(event.seq) || handed.contains(event.seq) {
+            return;
+        }
+        destination.counts.missed += 1;
+        let bytes = event.budget_bytes();
+        let origin = Origin::Table { until, handed: false };
+        match destination.place(now, &Arc::new(event), origin) {
+            Placed::InLane => self.held_bytes += bytes,
+            Placed::ToRecord => {
+                self.undecided_since.get_or_insert(now);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

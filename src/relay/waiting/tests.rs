@@ -1,0 +1,327 @@
+//! Waiting numbers against plain lists: what each run has waiting anywhere, the ledger with its
+//! receipts, and the lanes that numbers come from and go to.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const RUNS: u64 = 4;
+
+/// A number in a lane.
+#[derive(Debug, Clone, Copy)]
+struct InLane {
+    waiter: Waiter,
+    /// The WAL brought it there: the ledger does not have it.
+    wal: bool,
+}
+
+/// The last reading of the ledger, while it is under way.
+#[derive(Debug)]
+struct Reading {
+    after: i64,
+    /// What the statement saw, once it ran.
+    seen: Option<(Vec<Waiter>, i64, bool)>,
+}
+
+/// Numbers rise, so the order of a run is that of its numbers.
+#[derive(Debug)]
+struct World {
+    waiting: Waiting,
+    lanes: BTreeMap<u64, VecDeque<InLane>>,
+    /// Receipts: id, and what is handed over in it.
+    ledger: Vec<(i64, Vec<Waiter>)>,
+    newest: i64,
+    unrecorded: Vec<Waiter>,
+    reading: Option<Reading>,
+    taken: Vec<Waiter>,
+    last: i64,
+    done: BTreeSet<i64>,
+    /// The newest that was sent, of each run.
+    sent: BTreeMap<u64, i64>,
+}
+
+impl World {
+    fn new(limit: usize) -> World {
+        World {
+            waiting: Waiting::new(&[], None, false, limit),
+            lanes: BTreeMap::new(),
+            ledger: Vec::new(),
+            newest: 0,
+            unrecorded: Vec::new(),
+            reading: None,
+            taken: Vec::new(),
+            last: 0,
+            done: BTreeSet::new(),
+            sent: BTreeMap::new(),
+        }
+    }
+
+    fn lane(&mut self, run: u64) -> &mut VecDeque<InLane> {
+        self.lanes.entry(run).or_default()
+    }
+
+    /// The rule of `Destination::place`.
+    fn must_wait(&mut self, run: u64) -> bool {
+        let wal = self.lane(run).iter().any(|it| it.wal);
+        let whole = self.waiting.is_slow_as_a_whole() && !wal;
+        self.waiting.has(RunHash(run)) || whole
+    }
+
+    fn wal(&mut self, run: u64) {
+        self.last += 1;
+        let waiter = waiter(self.last, run);
+        if self.must_wait(run) {
+            self.unrecorded.push(waiter);
+            self.waiting.hand(waiter, self.newest);
+        } else {
+            self.lane(run).push_back(InLane { waiter, wal: true });
+        }
+    }
+
+    fn hand_over(&mut self, runs: &[u64]) {
+        let mut all: Vec<InLane> = Vec::new();
+        for run in runs {
+            if !self.waiting.is_loading(RunHash(*run)) {
+                all.extend(self.lane(*run).drain(..));
+            }
+        }
+        all.sort_by_key(|it| it.waiter.seq);
+        self.unrecorded.extend(all.iter().filter(|it| it.wal).map(|it| it.waiter));
+        self.waiting.put_first(all.iter().map(|it| it.waiter));
+    }
+
+    /// Publishes the first of a lane.
+    fn settle(&mut self, run: u64) {
+        if let Some(it) = self.lane(run).pop_front() {
+            assert!(self.done.insert(it.waiter.seq), "{} twice", it.waiter.seq);
+            let before = self.sent.insert(run, it.waiter.seq);
+            assert!(before < Some(it.waiter.seq), "{before:?} before {}", it.waiter.seq);
+        }
+    }
+
+    fn take(&mut self, most: usize, runs: &[u64]) {
+        let taken = self.waiting.take(most, |run| runs.contains(&run.0));
+        assert!(taken.len() <= most && (taken.is_empty() || self.taken.is_empty()));
+        assert!(taken.iter().all(|waiter| runs.contains(&waiter.run.0)));
+        self.taken.extend(taken);
+    }
+
+    fn loaded(&mut self, count: usize) {
+        let count = count.min(self.taken.len());
+        let loaded = self.waiting.loaded(count);
+        assert_eq!(loaded, self.taken[..count]);
+        self.taken.clear();
+        for waiter in loaded {
+            if !self.done.contains(&waiter.seq) {
+                self.lane(waiter.run.0).push_back(InLane { waiter, wal: false });
+            }
+        }
+    }
+
+    /// Resume finds some numbers, wherever they are but in a lane.
+    fn found(&mut self, some: u64) {
+        let numbers: Vec<i64> = self.waiting.numbers().collect();
+        let beyond = self.ledger.iter().flat_map(|(_, part)| part).map(|waiter| waiter.seq);
+        let in_lane: BTreeSet<i64> =
+            self.lanes.values().flatten().map(|it| it.waiter.seq).collect();
+        let found = numbers.into_iter().chain(beyond).filter(|seq| {
+            seq.unsigned_abs() % 3 == some % 3 && !in_lane.contains(seq) && !self.done.contains(seq)
+        });
+        let found: RangeSet = found.map(|seq| (seq, seq)).collect();
+        self.done.extend(found.iter().flat_map(|(start, end)| start..=end));
+        self.waiting.remove(&found);
+    }
+
+    fn record(&mut self) {
+        self.newest += 1;
+        self.ledger.push((self.newest, std::mem::take(&mut self.unrecorded)));
+    }
+
+    fn read(&mut self) {
+        if let Some(after) = self.waiting.read(self.unrecorded.clone().into_iter()) {
+            assert!(self.reading.is_none(), "two at a time");
+            self.reading = Some(Reading { after, seen: None });
+        }
+    }
+
+    /// The statement runs: whole receipts, until enough is read.
+    fn run_statement(&mut self) {
+        let Some(reading) = &mut self.reading else { return };
+        let (mut seen, mut upto) = (Vec::new(), reading.after);
+        let mut rest = self.ledger.iter().filter(|(id, _)| *id > reading.after).peekable();
+        while seen.len() < self.waiting.read_most()
+            && let Some((id, part)) = rest.next()
+        {
+            upto = *id;
+            seen.extend(part.iter().filter(|waiter| !self.done.contains(&waiter.seq)).copied());
+        }
+        let complete = rest.peek().is_none();
+        reading.seen.get_or_insert((seen, upto, complete));
+    }
+
+    fn was_read(&mut self, fails: bool) {
+        self.run_statement();
+        let Some(Reading { seen: Some((seen, upto, complete)), .. }) = self.reading.take() else {
+            return;
+        };
+        if fails {
+            return self.waiting.read_failed();
+        }
+        let in_lanes = self.lanes.values().flatten().map(|it| it.waiter.seq);
+        let known = in_lanes.chain(self.waiting.numbers()).chain(self.done.iter().copied());
+        self.waiting.was_read(&seen, upto, complete, &known.collect());
+    }
+
+    /// Runs with a number that is not in its lane.
+    fn outside(&self) -> BTreeSet<u64> {
+        let in_lane: BTreeSet<i64> =
+            self.lanes.values().flatten().map(|it| it.waiter.seq).collect();
+        let ledger = self.ledger.iter().flat_map(|(_, part)| part).chain(&self.unrecorded);
+        let outside = ledger
+            .filter(|waiter| !in_lane.contains(&waiter.seq) && !self.done.contains(&waiter.seq));
+        outside.map(|waiter| waiter.run.0).collect()
+    }
+
+    fn check(&mut self) {
+        for run in self.outside() {
+            assert!(self.must_wait(run), "run {run} has numbers outside and is not slow");
+            assert!(self.waiting.is_slow(RunHash(run)), "{run}");
+        }
+        // After a crash they come back in the order of the ledger.
+        let mut recorded: BTreeMap<RunHash, i64> = BTreeMap::new();
+        for waiter in self.ledger.iter().flat_map(|(_, part)| part).chain(&self.unrecorded) {
+            let before = recorded.insert(waiter.run, waiter.seq);
+            assert!(before < Some(waiter.seq), "{before:?} before {} in the ledger", waiter.seq);
+        }
+        let numbers: Vec<i64> = self.waiting.numbers().collect();
+        assert_eq!(numbers.len(), self.waiting.len());
+        let unique: BTreeSet<i64> = numbers.iter().copied().collect();
+        assert_eq!(unique.len(), numbers.len(), "a number waits twice");
+        let bytes = (numbers.len() + self.waiting.tail().count()) * NUMBER_BYTES;
+        assert_eq!(self.waiting.bytes(), bytes);
+    }
+
+    /// Nothing more comes in: everything is sent, and no run stays slow.
+    fn drain(&mut self) {
+        let all: Vec<u64> = (0..RUNS).collect();
+        for _ in 0..10_000 {
+            self.record();
+            self.take(usize::MAX, &all);
+            self.loaded(usize::MAX);
+            all.iter().for_each(|run| (0..1_000).for_each(|_| self.settle(*run)));
+            self.waiting.look_again();
+            self.read();
+            self.was_read(false);
+            self.check();
+            if self.waiting.is_over() && self.lanes.values().all(VecDeque::is_empty) {
+                break;
+            }
+        }
+        assert!(self.waiting.is_over(), "{:?}", self.waiting);
+        assert_eq!(self.waiting.slow_runs(), 0);
+        assert!(all.iter().all(|run| !self.waiting.is_slow(RunHash(*run))));
+        assert_eq!(self.done, (1..=self.last).collect(), "lost");
+    }
+}
+
+fn waiter(seq: i64, run: u64) -> Waiter {
+    Waiter { seq, run: RunHash(run), until: Lsn(seq.unsigned_abs()), old: false }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn order_is_kept_and_nothing_is_lost(
+        limit in 1usize..8,
+        steps in prop::collection::vec((0u8..12, 0..RUNS, 0usize..6), 1..150),
+    ) {
+        let mut world = World::new(limit);
+        for (step, run, count) in steps {
+            let some: Vec<u64> = (0..RUNS).filter(|each| (each + run) % 3 > 0).collect();
+            match step {
+                0 | 1 => (0..count).for_each(|_| world.wal(run)),
+                2 => world.wal(run),
+                3 => world.settle(run),
+                4 => world.hand_over(&some),
+                5 => world.hand_over(&[run]),
+                6 => {
+                    world.waiting.look_again();
+                    world.take(count + 1, &some);
+                }
+                7 => world.loaded(count),
+                8 => world.record(),
+                9 => world.read(),
+                10 => world.run_statement(),
+                _ if count == 0 => world.found(run),
+                _ => world.was_read(count == 1),
+            }
+            world.check();
+        }
+        world.drain();
+    }
+}
+
+#[test]
+fn numbers_beyond_the_limit_are_read_back() {
+    let mut world = World::new(4);
+    (0..2).for_each(|_| world.wal(0));
+    world.hand_over(&[0]);
+    (0..20).for_each(|_| world.wal(0));
+    assert!(world.waiting.is_slow_as_a_whole() && world.waiting.len() == 4);
+    // Of another run, too, since what the ledger has of it is not known.
+    world.wal(1);
+    assert!(world.lane(1).is_empty() && world.waiting.is_slow(RunHash(3)));
+    world.check();
+    world.drain();
+}
+
+#[test]
+fn a_run_whose_lane_waits_for_the_clock_is_not_taken_before() {
+    let now = Instant::now();
+    let mut waiting = Waiting::new(&[], None, false, 100);
+    waiting.hold(RunHash(1), now + Duration::from_secs(9));
+    waiting.put_first([waiter(1, 1), waiter(2, 2), waiter(3, 1)].into_iter());
+    assert_eq!(waiting.take(9, |_| true), [waiter(2, 2)]);
+    waiting.loaded(1);
+    assert!(waiting.take(9, |_| true).is_empty() && !waiting.wants());
+    waiting.release(now + Duration::from_secs(8));
+    assert!(!waiting.wants());
+    assert_eq!(waiting.held_until(), Some(now + Duration::from_secs(9)));
+    waiting.release(now + Duration::from_secs(9));
+    assert!(waiting.wants() && waiting.held_until().is_none());
+    assert_eq!(waiting.take(9, |_| true), [waiter(1, 1), waiter(3, 1)]);
+}
+
+#[test]
+fn while_a_gap_is_open_only_old_numbers_go() {
+    let old = |seq, run| Waiter { old: true, ..waiter(seq, run) };
+    let known = [old(1, 1), old(2, 2), waiter(5, 1)];
+    let mut waiting = Waiting::new(&known, None, true, 100);
+    assert!(waiting.has_old(RunHash(1)) && !waiting.has_old(RunHash(3)));
+    assert_eq!(waiting.take(9, |run| run.0 == 1), [old(1, 1)]);
+    assert!(waiting.has_old(RunHash(1)), "on its way");
+    waiting.loaded(1);
+    assert!(!waiting.has_old(RunHash(1)));
+    assert_eq!(waiting.take(9, |_| true), [old(2, 2)]);
+    waiting.loaded(1);
+    assert!(waiting.take(9, |_| true).is_empty());
+    waiting.bridged();
+    assert_eq!(waiting.take(9, |_| true), [waiter(5, 1)]);
+}
+
+/// What is not read yet may be of any run.
+#[test]
+fn what_the_ledger_has_beyond_can_be_old() {
+    let old = |seq, run| Waiter { old: true, ..waiter(seq, run) };
+    let mut waiting = Waiting::new(&[old(1, 1)], Some(10), true, 2);
+    assert!(waiting.has_old(RunHash(7)));
+    assert_eq!(waiting.read(std::iter::empty()), Some(10));
+    waiting.was_read(&[old(2, 2), waiter(3, 3)], 11, false, &HashSet::new());
+    assert!(waiting.has_old(RunHash(2)) && !waiting.has_old(RunHash(7)), "those behind are new");
+    let waiting = Waiting::new(&[old(1, 1), waiter(2, 2)], Some(10), true, 2);
+    assert!(!waiting.has_old(RunHash(7)));
+}

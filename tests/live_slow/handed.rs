@@ -1,0 +1,99 @@
+//! Hand-over: what a destination can't take waits in the ledger and the table, and the slot's
+//! position goes on.
+
+use std::time::Duration;
+
+use outboxd::sandbox::{World, WorldOptions};
+
+use crate::support::look::{self, metric, until};
+use crate::support::{SETTLE, log_tail, options};
+use crate::{judge, wait_for, write};
+
+/// NATS is away, and its events would hold back more WAL than they may: the slot goes on, and
+/// everything arrives in commit order afterwards.
+#[tokio::test]
+async fn wal_that_an_outage_holds_back_is_bounded() {
+    let relay = "max_retained_wal = \"16MiB\"\nsweep_interval = \"1s\"".into();
+    let mut world = World::start(WorldOptions { relay, ..options() }).await.unwrap();
+    let client = world.postgres.connect().await.unwrap();
+    write(&client, &["a", "b"], 1, 5).await;
+    world.settle(SETTLE).await.unwrap();
+    world.nats().unwrap().kill9().unwrap();
+    write(&client, &["a", "b"], 6, 100).await;
+    let written = look::wal_end(&client).await;
+    look::noise(&client, 24, Duration::from_secs(2)).await;
+    until("the position passes what NATS has not", SETTLE, || async {
+        let confirmed = look::confirmed(&client).await;
+        let words = || format!("{confirmed} of {written}\n{}", log_tail(&world));
+        (confirmed >= written).then_some(()).ok_or_else(words)
+    })
+    .await;
+    assert_eq!(metric(&world, "outboxd_handed_events_total", "").await, Some(200.0));
+    // It is loud, and later events of these runs wait behind.
+    assert!(world.relay.log().contains("hold back more WAL"), "{}", log_tail(&world));
+    write(&client, &["a", "b", "c"], 106, 10).await;
+    // A crash now: the ledger has it all.
+    world.relay.kill9().unwrap();
+    world.relay.start().unwrap();
+    write(&client, &["a", "b", "c"], 116, 10).await;
+    world.nats().unwrap().restart().await.unwrap();
+    write(&client, &["a", "b", "c"], 126, 10).await;
+    judge(&world, 10 + 200 + 90).await;
+}
+
+/// A destination that nobody waits for is away for the whole test; the other one gets everything
+/// at once, and the slot goes on. When it returns, it gets everything in order.
+#[tokio::test]
+async fn an_optional_destination_that_is_away_delays_nobody() {
+    let mut away = outboxd::sandbox::Nats::start().await.unwrap();
+    let more = format!(
+        "[destination.archive]\nservers = [\"{}\"]\nstream = \"ARCHIVE\"\nrequired = false\n\
+         subject = \"archive.{{kind}}\"",
+        away.url()
+    );
+    let relay = "memory = \"4MiB\"".into();
+    let mut world = World::prepare(WorldOptions { relay, more, ..options() }).await.unwrap();
+    away.kill9().unwrap();
+    world.start_relay().await.unwrap();
+    let client = world.postgres.connect().await.unwrap();
+    // More than memory holds, in a few transactions.
+    let rows = 20_000_i64;
+    let sql = "SELECT outbox.publish(run_id => 'run-' || n % 50, kind => 'k', \
+                 payload => format('{\"id\":\"%s\",\"run\":\"run-%s\",\"n\":%s}', id, n % 50, n)::json, \
+                 id => id) \
+               FROM (SELECT n, gen_random_uuid() AS id FROM generate_series($1::int8, $2::int8) n) r";
+    for part in 0..10 {
+        let (first, last) = (part * rows / 10 + 1, (part + 1) * rows / 10);
+        client.query(sql, &[&first, &last]).await.unwrap();
+    }
+    world.settle(SETTLE).await.unwrap();
+    let verdict = world.judge(&[]).await.unwrap();
+    assert!(verdict.is_ok(), "{verdict}\n{}", log_tail(&world));
+    let handed = metric(&world, "outboxd_handed_events_total", "archive").await.unwrap();
+    assert!(handed > 1_000.0, "{handed}\n{}", log_tail(&world));
+    away.restart().await.unwrap();
+    let archived = async || {
+        let client = away.connect().await.unwrap();
+        outboxd::sandbox::stream::read(&client, "ARCHIVE", 1).await.unwrap_or_default()
+    };
+    until("the archive has all", SETTLE, || async {
+        let seen = archived().await.len();
+        let all = usize::try_from(rows).unwrap();
+        (seen >= all).then_some(()).ok_or_else(|| format!("{seen}\n{}", log_tail(&world)))
+    })
+    .await;
+    let committed = world.committed().await.unwrap();
+    let verdict = outboxd::sandbox::verdict::Verdict::of(
+        &committed,
+        &Default::default(),
+        &archived().await,
+        &[],
+    );
+    assert!(verdict.is_ok(), "{verdict}\n{}", log_tail(&world));
+    wait_for(&world, "outboxd_destination_up", "archive", 1.0).await;
+    until("no slow run", SETTLE, || async {
+        let slow = metric(&world, "outboxd_slow_runs", "").await.unwrap_or(-1.0);
+        (slow == 0.0).then_some(()).ok_or_else(|| format!("{slow}\n{}", log_tail(&world)))
+    })
+    .await;
+}
