@@ -1,5 +1,5 @@
 //! What a look at an idle outbox costs: it must read as many pages over ten times as many retained
-//! rows. Owns its server; needs no broker. `cargo bench --bench sweep -- --rows 10000000`
+//! rows. Owns its server; needs no broker. `make bench-sweep ARGS="--rows 10000000"`
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panic")]
 
