@@ -119,8 +119,8 @@ async fn migrate_locked(client: &Client, payload: Payload) -> Result<Vec<i32>, F
 /// schema then: the server names it.
 pub const DROP: &str = "\
 DROP FUNCTION IF EXISTS outbox.publish;
-DROP TABLE IF EXISTS outbox.receipt, outbox.destination, outbox.dead_letter, outbox.relay, outbox.event, \
-                     outbox.schema_version;
+DROP TABLE IF EXISTS outbox.receipt, outbox.dead_letter, outbox.destination, outbox.relay, \
+                     outbox.event, outbox.schema_version;
 DROP SCHEMA IF EXISTS outbox;
 ";
 
