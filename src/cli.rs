@@ -71,6 +71,8 @@ pub enum Command {
     Check(commands::check::Args),
     /// Show the relay's state, as the running relay tells it.
     Status(commands::status::Args),
+    /// Look through the table for rows that were missed, and have the relay send them.
+    Sweep(commands::sweep::Args),
     /// Watch it work on throw-away servers, and get a verdict.
     Demo(commands::demo::Args),
     /// Show or explain the configuration.

@@ -13,8 +13,9 @@ use crate::wal::connect_control;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Drops slot and publication; schema, events and ledger stay. Events that are committed while there
-is no slot are not streamed later, nor are those that the slot would still bring: a slot that is
-behind is dropped only with --yes, and the refusal says how far it is behind.
+is no slot, and those that the slot would still bring, are found in the table later, in the order of
+their numbers and not in that of their commits; those that were deleted by then are lost. So a slot
+that is behind is dropped only with --yes, and the refusal says how far it is behind.
 
 Examples:
   outboxd deinit --dry-run
@@ -116,8 +117,8 @@ async fn at_stake(client: &Client, config: &Config, slot: &Slot) -> String {
         Err(failure) => format!("; {failure}"),
     };
     format!(
-        "slot {} is {} bytes of WAL behind, from {} on: undelivered events in them would not be \
-         streamed{rows}",
+        "slot {} is {} bytes of WAL behind, from {} on: undelivered events in them are left to \
+         the table{rows}",
         config.source.slot, slot.behind_bytes, slot.confirmed_flush
     )
 }

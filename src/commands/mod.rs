@@ -9,6 +9,7 @@ pub mod init;
 pub mod run;
 pub mod schema;
 pub mod status;
+pub mod sweep;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -107,6 +108,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<(), Stopped> {
             Command::Deinit(args) => deinit::run(&args, &places.load()?.config).await,
             Command::Check(args) => check::run(&args, &places.load()?.config).await,
             Command::Status(args) => status::run(&args, &places).await,
+            Command::Sweep(args) => sweep::run(&args, &places.load()?.config).await,
             Command::Demo(args) => demo::run(&args, stop.clone()).await,
             Command::Config(command) => config::run(&command, &places),
             Command::Completions(args) => completions::run(&args),

@@ -14,12 +14,20 @@ Needs what `outboxd init` makes; needs no right to make anything itself. Keeps t
 PostgreSQL or NATS is away. On SIGTERM or Ctrl-C it reads no more, waits for the answers to what it
 has sent ([relay] shutdown_timeout), records and confirms them, and exits with 0.
 
+Without a usable slot (missing, lost, held by somebody else, wal_level not logical) it relays from
+the table and makes a new slot meanwhile, unless [relay] auto_recreate is off.
+
 A second relay with the same [relay] name stands by and takes over when the first one ends.")]
-pub struct Args {}
+pub struct Args {
+    /// Read no WAL: relay from the table, in the order of the rows' numbers ([relay] stream = false).
+    #[arg(long)]
+    pub no_stream: bool,
+}
 
 /// Runs until told to stop.
-pub async fn run(_: &Args, places: &Places, stop: CancellationToken) -> Result<(), Stopped> {
-    let config = places.load()?.config;
+pub async fn run(args: &Args, places: &Places, stop: CancellationToken) -> Result<(), Stopped> {
+    let mut config = places.load()?.config;
+    config.relay.stream &= !args.no_stream;
     logging::init(&config.log);
     crate::run(config, stop)
         .await

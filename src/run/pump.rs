@@ -24,7 +24,7 @@ use crate::run::session::Ended;
 use crate::run::sweeper::{Ask, Sweeper};
 use crate::run::work::{Done, Ledger, Place, letter};
 use crate::store::Pulse;
-use crate::store::sweep::parse_marker;
+use crate::store::sweep::{parse_marker, parse_request};
 use crate::wal::{Control, WalItem, WalStream};
 
 /// How often the control connection, which idles between receipts, is asked for a sign of life.
@@ -291,9 +291,13 @@ impl Pump<'_> {
                                 self.sweeper.delivered(token);
                             }
                         }
-                        Decoded::Truncate { of_outbox: false }
-                        | Decoded::Message { .. }
-                        | Decoded::Other => {}
+                        Decoded::Message { transactional: false, prefix, content, .. } => {
+                            let asked = parse_request(&prefix, &content);
+                            if asked == Some(self.ledger.store.relay()) {
+                                self.sweeper.hurry(clock::now());
+                            }
+                        }
+                        Decoded::Truncate { of_outbox: false } | Decoded::Other => {}
                     }
                 }
             }

@@ -121,6 +121,8 @@ pub struct Sweeper {
     session: String,
     passes: u64,
     next_at: Instant,
+    /// Another pass was asked for while one was under way.
+    asked: bool,
     pass: Option<Pass>,
     mark: Option<FrontierMark>,
     ways: Vec<Way>,
@@ -142,13 +144,28 @@ impl Sweeper {
             bridge_to: None,
         };
         let ways = progress.into_iter().map(way).collect();
-        let (passes, pass, mark) = (0, None, None);
-        Sweeper { every, streaming, session, passes, next_at: now, pass, mark, ways }
+        Sweeper {
+            every,
+            streaming,
+            session,
+            passes: 0,
+            next_at: now,
+            asked: false,
+            pass: None,
+            mark: None,
+            ways,
+        }
     }
 
     /// When time alone brings something to do.
     pub fn wake_at(&self) -> Option<Instant> {
         self.pass.is_none().then_some(self.next_at)
+    }
+
+    /// A pass is due now, whatever the schedule says; one that is under way may have looked already.
+    pub fn hurry(&mut self, now: Instant) {
+        self.next_at = self.next_at.min(now);
+        self.asked = self.pass.is_some();
     }
 
     /// The receipt up to which what was handed over is older than a destination's gap.
@@ -159,6 +176,11 @@ impl Sweeper {
     /// The next thing to do, if there is one now.
     pub fn next(&mut self, now: Instant, relay: &Relay) -> Option<Ask> {
         if self.pass.is_none() && now >= self.next_at {
+            // Finds that memory can't take would only be looked for again.
+            if !relay.has_room() {
+                self.next_at = now + TABLE_EVERY;
+                return None;
+            }
             return Some(Ask::Look(self.begin(relay)));
         }
         let pass = self.pass.as_mut()?;
@@ -272,7 +294,7 @@ impl Sweeper {
         let mut inputs = vec![Input::SweepEnds];
         let mut advances = Vec::new();
         let Some(pass) = self.pass.take() else { return Ask::End(inputs, advances) };
-        let mut again = pass.cut;
+        let mut again = pass.cut || std::mem::take(&mut self.asked);
         let mut bridging = false;
         let places = relay.destinations().iter().zip(0u16..).zip(&mut self.ways);
         let finds = pass.looks.iter().zip(&pass.held).zip(pass.found.iter().zip(&pass.refused));

@@ -46,8 +46,10 @@ pub struct Look {
 /// Prefix of our logical messages.
 pub const MARKER_PREFIX: &str = "outboxd";
 
-/// First word of a marker's content; another message of ours can have another.
+/// First word of a marker's content.
 const MARKER_WORD: &str = "marker";
+/// First word of a request to look through the table now.
+const SWEEP_WORD: &str = "sweep";
 
 /// The sequence (as text), whether this role may read it, and its last value. One that has given no
 /// number since it was set may stand above numbers that it gave before: then the highest row says.
@@ -129,6 +131,8 @@ pub const AFTER_LOOK: &str = "RESET enable_sort";
 
 // bytea, so that no encoding of the database changes it.
 const MARKER: &str = "SELECT pg_logical_emit_message(true, $1::text, $2::bytea)";
+// Not transactional: nothing of the database hangs on it.
+const ASK: &str = "SELECT pg_logical_emit_message(false, $1::text, $2::bytea)";
 
 /// The statements of this file.
 #[derive(Debug)]
@@ -254,6 +258,21 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Asks the running relay, by its WAL, to look through the table now.
+    pub async fn ask_for_sweep(&self, client: &Client) -> Result<(), Failure> {
+        let content = format!("{SWEEP_WORD} {}", self.relay).into_bytes();
+        let asked = client.query_one(ASK, &[&MARKER_PREFIX, &content]).await;
+        asked.map(drop).map_err(|error| failed("cannot ask for a sweep", &error))
+    }
+}
+
+/// The relay that is asked to look through the table; `None` for any other logical message.
+pub fn parse_request<'a>(prefix: &str, content: &'a [u8]) -> Option<&'a str> {
+    let text = str::from_utf8(content).ok().filter(|_| prefix == MARKER_PREFIX)?;
+    text.strip_prefix(SWEEP_WORD)?.strip_prefix(' ')
+}
+
 /// Relay and token of a marker; `None` for any other logical message.
 pub fn parse_marker<'a>(prefix: &str, content: &'a [u8]) -> Option<(&'a str, &'a str)> {
     if prefix != MARKER_PREFIX {
@@ -277,5 +296,8 @@ mod tests {
         }
         assert_eq!(parse_marker("other", b"marker orders 1"), None);
         assert_eq!(parse_marker("outboxd", b"marker \xff 1"), None);
+        assert_eq!(parse_request("outboxd", b"sweep a b"), Some("a b"));
+        assert_eq!(parse_request("outboxd", b"marker a 1"), None);
+        assert_eq!(parse_request("other", b"sweep a"), None);
     }
 }

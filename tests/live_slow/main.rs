@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panic")]
 
+mod command;
 mod handed;
 #[path = "../support/mod.rs"]
 mod support;
