@@ -228,8 +228,14 @@ impl Pump<'_> {
                     jobs.push(Box::pin(Arc::clone(&self.ledger).bury(burial, letter)));
                 }
                 Action::Load { destination, waiters, max_bytes } => {
+                    let Some(place) = self.place(destination) else { continue };
                     let ledger = Arc::clone(&self.ledger);
-                    jobs.push(Box::pin(ledger.load(destination, waiters, max_bytes)));
+                    jobs.push(Box::pin(ledger.load(
+                        destination,
+                        place.destination,
+                        waiters,
+                        max_bytes,
+                    )));
                 }
                 Action::ReadWaiting { destination, after, most } => {
                     let Some(place) = self.place(destination) else { continue };

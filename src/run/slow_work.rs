@@ -36,13 +36,19 @@ impl Ledger {
     pub async fn load(
         self: Arc<Self>,
         id: DestinationId,
+        destination: String,
         waiters: Vec<Waiter>,
         max_bytes: usize,
     ) -> Done {
-        Done::Loaded(id, self.loaded(&waiters, max_bytes).await)
+        Done::Loaded(id, self.loaded(&destination, &waiters, max_bytes).await)
     }
 
-    async fn loaded(&self, waiters: &[Waiter], max_bytes: usize) -> Result<Loaded, Failure> {
+    async fn loaded(
+        &self,
+        destination: &str,
+        waiters: &[Waiter],
+        max_bytes: usize,
+    ) -> Result<Loaded, Failure> {
         let seqs: Vec<i64> = waiters.iter().map(|waiter| waiter.seq).collect();
         let rows = self.store.rows_bounded(&self.client, &seqs, max_bytes).await?;
         let (mut events, count) = (rows.events, rows.looked_up);
@@ -55,7 +61,22 @@ impl Ledger {
                 tokio::time::sleep(OPEN_EVERY).await;
                 open = self.store.still_open(&self.client, &open).await?;
             }
-            events.extend(self.store.rows(&self.client, &absent).await?);
+            let late = self.store.rows(&self.client, &absent).await?;
+            let lost = absent.len().saturating_sub(late.len());
+            let pruned = match lost {
+                0 => 0,
+                _ => self.store.gone(&self.client, destination, &absent).await?,
+            };
+            if lost > pruned {
+                tracing::error!(
+                    destination,
+                    events = lost - pruned,
+                    first_seq = absent.first(),
+                    "rows were deleted while their events waited for this destination: they are \
+                     lost to it"
+                );
+            }
+            events.extend(late);
         }
         Ok(Loaded { count, events })
     }

@@ -97,3 +97,29 @@ async fn an_optional_destination_that_is_away_delays_nobody() {
     })
     .await;
 }
+
+/// The application deletes rows while their events wait: what is lost is counted and said, and the
+/// rest goes on.
+#[tokio::test]
+async fn rows_that_are_deleted_while_they_wait_are_told() {
+    let relay = "max_retained_wal = \"16MiB\"".into();
+    let mut world = World::start(WorldOptions { relay, ..options() }).await.unwrap();
+    let client = world.postgres.connect().await.unwrap();
+    world.nats().unwrap().kill9().unwrap();
+    write(&client, &["a", "b"], 1, 20).await;
+    look::noise(&client, 24, Duration::from_secs(1)).await;
+    wait_for(&world, "outboxd_handed_events_total", "", 40.0).await;
+    client.execute("DELETE FROM outbox.event WHERE seq IN (3, 4, 30)", &[]).await.unwrap();
+    // One of them is in the ledger as gone: somebody meant it.
+    let gone = "INSERT INTO outbox.receipt (relay, destination, generation, outcome, seqs, events, \
+                    stream, stream_created, stream_seq, stream_msg_id, floor_seq) \
+                SELECT relay, destination, generation, 'gone', '{[30,31)}', 1, stream, \
+                    stream_created, stream_seq, '', floor_seq FROM outbox.receipt \
+                ORDER BY id DESC LIMIT 1";
+    client.execute(gone, &[]).await.unwrap();
+    world.nats().unwrap().restart().await.unwrap();
+    judge(&world, 37).await;
+    wait_for(&world, "outboxd_swept_total", "gone", 3.0).await;
+    let log = world.relay.log();
+    assert!(log.contains("rows were deleted") && log.contains("events=2"), "{log}");
+}
