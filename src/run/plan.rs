@@ -102,3 +102,6 @@ pub fn plan(found: Found) -> Plan {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

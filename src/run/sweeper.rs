@@ -374,3 +374,6 @@ fn add(counts: &mut [usize], index: usize) {
         *count += 1;
     }
 }
+
+#[cfg(test)]
+mod tests;
