@@ -80,6 +80,7 @@ CREATE TABLE outbox.relay (
     name               text        PRIMARY KEY,
     generation         int         NOT NULL DEFAULT 1 CHECK (generation > 0),
     event_table        text        NOT NULL,
+    columns            jsonb       NOT NULL DEFAULT '{}',
     system_identifier  text        NOT NULL,
     timeline           bigint      NOT NULL,
     created_at         timestamptz NOT NULL DEFAULT now(),
@@ -87,6 +88,8 @@ CREATE TABLE outbox.relay (
 );
 COMMENT ON TABLE outbox.relay IS
     'Which history a relay''s ledger belongs to: the outbox table and the cluster it was written in.';
+COMMENT ON COLUMN outbox.relay.columns IS
+    'Names of the table''s columns, by use; those of outbox.event where none is given.';
 COMMENT ON COLUMN outbox.relay.generation IS
     'Goes up when the history of the database was replaced (restore to an older point).';
 

@@ -73,6 +73,10 @@ pub enum Command {
     Status(commands::status::Args),
     /// Look through the table for rows that were missed, and have the relay send them.
     Sweep(commands::sweep::Args),
+    /// Remove what is settled and old enough, and make partitions ahead, now.
+    Prune(commands::prune::Args),
+    /// Remove the rows and dead letters of one run.
+    Erase(commands::erase::Args),
     /// Watch it work on throw-away servers, and get a verdict.
     Demo(commands::demo::Args),
     /// Show or explain the configuration.

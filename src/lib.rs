@@ -33,7 +33,7 @@
 //!
 //! Nouns: [`lsn`], [`event`], [`message`], [`error`], [`config`]. Pure: [`decode`], [`relay`].
 //! I/O: [`wal`] (PostgreSQL's WAL), [`publish`] (NATS), [`store`] (SQL), [`admin`] (HTTP).
-//! Joints: [`mod@run`], [`commands`], [`cli`]. [`sandbox`] starts throw-away servers for the demo and
+//! Joints: [`mod@run`], [`upkeep`], [`commands`], [`cli`]. [`sandbox`] starts throw-away servers for the demo and
 //! the tests.
 //!
 //! # As a library
@@ -56,6 +56,7 @@ pub mod relay;
 pub mod run;
 pub mod sandbox;
 pub mod store;
+pub mod upkeep;
 pub mod wal;
 
 pub use run::run;

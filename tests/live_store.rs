@@ -14,7 +14,7 @@ use outboxd::sandbox::Postgres;
 use outboxd::store::dead_letters::DeadLetter;
 use outboxd::store::ledger::{Receipt, ReceiptOutcome, Recorded};
 use outboxd::store::schema::Payload;
-use outboxd::store::{Store, identity, lock, publication, schema, shape, slot};
+use outboxd::store::{Store, identity, lock, publication, schema, shape};
 use tokio_postgres::{Client, NoTls};
 
 fn source() -> SourceConfig {
@@ -166,7 +166,10 @@ async fn a_relay_role_needs_its_grants_only() {
     let postgres = Postgres::start().await.unwrap();
     let (client, _) = ready(&postgres).await;
     client.batch_execute("CREATE ROLE relay LOGIN").await.unwrap();
-    client.batch_execute(&schema::relay_grants("relay", &source().table).join("\n")).await.unwrap();
+    client
+        .batch_execute(&schema::relay_grants("relay", &source().table, true).join("\n"))
+        .await
+        .unwrap();
     let relay = connect(&postgres.url_of("relay", "postgres")).await;
     let store = Store::open(&relay, "orders", &source()).await.unwrap();
     assert!(lock::try_lock(&relay, "orders").await.unwrap());
@@ -449,9 +452,24 @@ async fn the_documented_statements_delete_what_is_decided_and_find_what_is_not()
 
     let undecided = documented("undecided");
     assert_eq!(numbers(&client, &undecided).await, [3, 6, 8]);
-    // Old enough and decided: not 5, which is young.
+    // Decided for long enough: not 5.
+    identity::read_or_create(&client, "orders", &source().table, "1", 1).await.unwrap();
+    let records = "INSERT INTO outbox.destination (relay, name, frontier) \
+                       VALUES ('orders', 'events', 0), ('orders', 'retired', 0); \
+                   UPDATE outbox.receipt SET recorded_at = now() - interval '30 days', \
+                                             seqs = seqs - '{[5,6)}'";
+    client.batch_execute(records).await.unwrap();
+    client.batch_execute(&documented("delete events")).await.unwrap();
+    assert_eq!(numbers(&client, ALL).await.len(), 8, "a destination of an old relay has a say");
+    client
+        .batch_execute(&documented("retire").replace("'old'", "'orders' AND name = 'retired'"))
+        .await
+        .unwrap();
+    let settled = documented("settled");
+    assert!(!client.query_one(&settled, &[]).await.unwrap().get::<_, bool>(0));
     client.batch_execute(&documented("delete events")).await.unwrap();
     assert_eq!(numbers(&client, ALL).await, [3, 5, 6, 8]);
+    store.append(&client, 1, &[published(&[(5, 5)], Some(10), 2)]).await.unwrap();
     assert_eq!(numbers(&client, &undecided).await, [3, 6, 8]);
     // A second destination in the list decides the less.
     let both = undecided.replace("'{events}'", "'{events,audit}'").replace("1 minute", "0 minutes");
@@ -464,33 +482,4 @@ async fn the_documented_statements_delete_what_is_decided_and_find_what_is_not()
     assert_eq!(text(&client, ids).await, before, "the events keep their identity");
     let order = "SELECT string_agg(run_id, ' ' ORDER BY seq) FROM outbox.event";
     assert_eq!(text(&client, order).await, "run-5 run-3 run-6 run-8");
-}
-
-#[tokio::test]
-async fn the_documented_statement_deletes_receipts_that_nothing_asks_for() {
-    let postgres = Postgres::start().await.unwrap();
-    let (client, store) = ready(&postgres).await;
-    let rows = "SELECT outbox.publish('run', 'k', '{}') FROM generate_series(1, 4)";
-    client.execute(rows, &[]).await.unwrap();
-    publication::create(&client, "outboxd_orders", &source().table).await.unwrap();
-    let confirmed = slot::create(&client, "outboxd_orders", false).await.unwrap();
-    let ahead = Some(confirmed.0 + 1_000_000);
-    for receipt in [
-        published(&[(1, 2)], Some(10), 1),
-        published(&[(3, 3)], Some(20), 2),
-        // The WAL above the position brings its number again.
-        published(&[(5, 5)], ahead, 3),
-        published(&[(6, 6)], Some(30), 4),
-        // The newest has the floor.
-        published(&[(7, 7)], Some(40), 5),
-    ] {
-        store.append(&client, 1, &[receipt]).await.unwrap();
-    }
-    let age = "UPDATE outbox.receipt SET recorded_at = now() - interval '30 days' \
-                WHERE seqs <> '{[6,7)}'";
-    client.execute(age, &[]).await.unwrap();
-    client.execute("DELETE FROM outbox.event WHERE seq <= 2", &[]).await.unwrap();
-    client.batch_execute(&documented("delete receipts")).await.unwrap();
-    let left = "SELECT lower(seqs) AS seq FROM outbox.receipt ORDER BY seq";
-    assert_eq!(numbers(&client, left).await, [3, 5, 6, 7]);
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::histogram::Histogram;
 use super::lock;
@@ -22,10 +22,25 @@ pub struct DestinationStatus {
     pub required: bool,
     /// From handing a message over to its ack.
     pub publish_duration: Histogram,
+    unpublished: Mutex<Option<(Unpublished, Instant)>>,
     link: Mutex<Link>,
     counters: Mutex<Counters>,
     lanes: Lanes,
 }
+
+/// Rows that a destination has not decided, as the database counts them.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Unpublished {
+    /// How many.
+    pub events: u64,
+    /// There are more than were counted.
+    pub at_least: bool,
+    /// Age of the oldest; `null` when the table has no time.
+    pub oldest_seconds: Option<f64>,
+}
+
+/// Age up to which the database's count is passed on: it is asked every five seconds.
+const UNPUBLISHED_FRESH: Duration = Duration::from_secs(30);
 
 /// The connection.
 #[derive(Debug, Clone, Default)]
@@ -99,6 +114,7 @@ impl DestinationStatus {
             name: config.name.clone(),
             required: config.required,
             publish_duration: Histogram::default(),
+            unpublished: Mutex::default(),
             link: Mutex::default(),
             counters: Mutex::default(),
             lanes: Lanes::default(),
@@ -183,6 +199,21 @@ impl DestinationStatus {
         self.lanes.slow_runs.store(waiting.slow_runs(), Ordering::Relaxed);
         self.lanes.slow.store(waiting.is_slow_as_a_whole(), Ordering::Relaxed);
         risen
+    }
+
+    /// The database counted.
+    pub(super) fn count_unpublished(&self, found: Unpublished) {
+        *lock(&self.unpublished) = Some((found, Instant::now()));
+    }
+
+    /// What the database counted lately. The age goes on by itself, as that of a row does.
+    pub(super) fn unpublished(&self) -> Option<Unpublished> {
+        let (mut found, at) = (*lock(&self.unpublished))?;
+        let passed = at.elapsed();
+        if found.events > 0 {
+            found.oldest_seconds = found.oldest_seconds.map(|age| age + passed.as_secs_f64());
+        }
+        (passed < UNPUBLISHED_FRESH).then_some(found)
     }
 
     pub(super) fn link(&self) -> Link {

@@ -7,6 +7,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 
 use super::histogram::{BOUNDS_MICROS, Histogram};
 use super::report::Report;
+use super::retention::Figures;
 use super::status::Status;
 use crate::event::Reason;
 use crate::relay::outcome::Doubt;
@@ -27,6 +28,22 @@ const HELP: &[(&str, &str, &str)] = &[
     (SLOT_RETAINED, "", "WAL that the slot holds back; NaN when the server was not asked lately"),
     (SLOT_ACTIVE, "", "1 while this process reads from the slot"),
     (READY, "", "1 when /readyz says so"),
+    (
+        UNPUBLISHED,
+        "destination",
+        "Rows of the table that are not decided, counted by the database up to 100,000; NaN when it was not asked lately",
+    ),
+    (
+        UNPUBLISHED_AGE,
+        "destination",
+        "Age of the oldest of these; NaN likewise, or without created_at",
+    ),
+    (PRUNED, "", "Rows that retention removed, with partitions or one by one"),
+    (GONE, "", "Rows that retention removed while an optional destination had not decided them"),
+    (PARTITIONS, "action", "Partitions made and dropped"),
+    (COMPACTED, "", "Receipts merged into others or deleted"),
+    (PASSES, "", "Passes of retention that came to their end"),
+    (BUSY, "", "Steps of retention left for the next pass, since a lock was not to be had"),
     (DEAD_LETTERS, "destination, reason", "Events written to outbox.dead_letter"),
     (DUPLICATES, "destination", "Acks that said the stream had the message already"),
     (UNKNOWN, "destination, cause", "Publish outcomes that only the stream could tell"),
@@ -74,6 +91,14 @@ const UP: &str = "outboxd_destination_up";
 const SLOT_RETAINED: &str = "outboxd_slot_retained_bytes";
 const SLOT_ACTIVE: &str = "outboxd_slot_active";
 const READY: &str = "outboxd_ready";
+const UNPUBLISHED: &str = "outboxd_unpublished_events";
+const UNPUBLISHED_AGE: &str = "outboxd_oldest_unpublished_seconds";
+const PRUNED: &str = "outboxd_pruned_rows_total";
+const GONE: &str = "outboxd_gone_events_total";
+const PARTITIONS: &str = "outboxd_partitions_total";
+const COMPACTED: &str = "outboxd_compacted_receipts_total";
+const PASSES: &str = "outboxd_retention_passes_total";
+const BUSY: &str = "outboxd_retention_busy_total";
 const BUILD: &str = "outboxd_build_info";
 const COMMIT_TO_ACK: &str = "outboxd_commit_to_ack_seconds";
 const PUBLISH_DURATION: &str = "outboxd_publish_duration_seconds";
@@ -139,6 +164,17 @@ impl Exporter {
         for (kind, count) in status.failures() {
             self.count(FAILURES, &[("kind", kind.code())], count);
         }
+        self.retention(&report.retention);
+    }
+
+    fn retention(&self, figures: &Figures) {
+        self.count(PRUNED, &[], figures.rows);
+        self.count(GONE, &[], figures.gone);
+        self.count(PARTITIONS, &[("action", "made")], figures.partitions_made);
+        self.count(PARTITIONS, &[("action", "dropped")], figures.partitions_dropped);
+        self.count(COMPACTED, &[], figures.receipts);
+        self.count(PASSES, &[], figures.passes);
+        self.count(BUSY, &[], figures.busy);
     }
 
     fn destinations(&self, status: &Status, report: &Report) {
@@ -163,6 +199,11 @@ impl Exporter {
                 let count = totals.doubts.get(cause).copied().unwrap_or(0);
                 self.count(UNKNOWN, &[name, ("cause", cause)], count);
             }
+            let unpublished = shown.unpublished.as_ref();
+            let events = unpublished.map_or(f64::NAN, |found| real(found.events));
+            let oldest = unpublished.and_then(|found| found.oldest_seconds).unwrap_or(f64::NAN);
+            self.gauge(UNPUBLISHED, &[name], events);
+            self.gauge(UNPUBLISHED_AGE, &[name], oldest);
             self.gauge(UP, &[name], f64::from(u8::from(shown.up)));
             self.gauge(IN_FLIGHT, &[name], real(shown.in_flight));
             self.gauge(RETRYING, &[name], real(shown.retrying));

@@ -5,6 +5,7 @@ pub mod destination;
 pub mod histogram;
 pub mod metrics;
 pub mod report;
+pub mod retention;
 pub mod status;
 
 use std::net::SocketAddr;

@@ -4,8 +4,9 @@
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
-use super::destination::DestinationStatus;
+use super::destination::{DestinationStatus, Unpublished};
 use super::histogram::Percentiles;
+use super::retention::Figures;
 use super::status::{Failed, Phase, Snapshot, Status};
 use crate::error::Fate;
 
@@ -38,6 +39,8 @@ pub struct Report {
     pub undecided: Undecided,
     /// Of the last minute, from commit to ack.
     pub commit_to_ack: Option<Latency>,
+    /// What retention did since the process started.
+    pub retention: Figures,
     /// In the configuration's order.
     pub destinations: Vec<DestinationReport>,
 }
@@ -138,6 +141,9 @@ pub struct DestinationReport {
     pub failure: Option<FailureReport>,
     /// Counters since the process started.
     pub events: Stages,
+    /// Rows of the table that are not decided, as the database counts them; `null` when it was not
+    /// asked lately.
+    pub unpublished: Option<Unpublished>,
     /// Undecided events.
     pub waiting: u64,
     /// Sent and not answered.
@@ -227,6 +233,7 @@ impl Report {
                 oldest_seconds: now.oldest_for.map(seconds),
             },
             commit_to_ack: status.commit_to_ack.recent().map(Latency::of),
+            retention: status.retention.figures(),
             destinations,
         }
     }
@@ -401,6 +408,7 @@ impl DestinationReport {
                 missed: totals.missed,
                 gone: totals.gone,
             },
+            unpublished: status.unpublished(),
             waiting: wide(lanes.events),
             in_flight: wide(lanes.in_flight),
             lanes: wide(lanes.lanes),

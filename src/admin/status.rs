@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::destination::DestinationStatus;
+use super::destination::{DestinationStatus, Unpublished};
 use super::histogram::Histogram;
 use super::lock;
+use super::retention::RetentionStatus;
 use crate::config::Config;
 use crate::error::{Failure, Kind};
 use crate::event::UnixMicros;
@@ -82,6 +83,8 @@ pub struct Source {
 pub struct Status {
     /// From the commit, on the database's clock, to the ack.
     pub commit_to_ack: Histogram,
+    /// What retention did.
+    pub retention: RetentionStatus,
     pub(super) relay: String,
     pub(super) slot: String,
     pub(super) memory_bytes: usize,
@@ -122,6 +125,7 @@ impl Status {
         let new = |config| Arc::new(DestinationStatus::new(config));
         Arc::new(Status {
             commit_to_ack: Histogram::default(),
+            retention: RetentionStatus::default(),
             relay: config.relay.name.clone(),
             slot: config.source.slot.clone(),
             memory_bytes: config.event_bytes(),
@@ -231,6 +235,14 @@ impl Status {
     /// WAL that the slot holds back, as the server sees it; to be told at each ping.
     pub fn retained(&self, bytes: u64) {
         lock(&self.state).retained = Some((bytes, Instant::now()));
+    }
+
+    /// What a destination has not decided, as the database counts it.
+    pub fn unpublished(&self, destination: &str, found: Unpublished) {
+        self.destinations
+            .iter()
+            .filter(|one| one.name == destination)
+            .for_each(|one| one.count_unpublished(found));
     }
 
     /// Takes over what the core knows. Looks at every lane: to be called a few times a second, not

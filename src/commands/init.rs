@@ -9,9 +9,11 @@ use crate::error::{Failure, Kind};
 use crate::finding::Finding;
 use crate::publish::streams::{self, Broker};
 use crate::store::facts::{self, SourceFacts};
+use crate::store::retention::{Step, StepKind};
 use crate::store::schema::Payload;
 use crate::store::slot::SlotState;
 use crate::store::{Store, identity, publication, rules, schema, settle, slot};
+use crate::upkeep::retention::Pass;
 use crate::wal::{Identity, connect_control};
 
 /// Arguments.
@@ -64,6 +66,7 @@ pub async fn run(args: &Args, config: &Config) -> Result<(), Stopped> {
     let streams = Streams::look(args, config).await?;
     let steps = Steps { args, config, client };
     steps.schema(&facts).await?;
+    steps.partitions(&facts).await?;
     steps.grants().await?;
     steps.publication(&facts).await?;
     steps.relay(&facts, &server).await?;
@@ -228,7 +231,8 @@ impl Steps<'_> {
     async fn grants(&self) -> Result<(), Stopped> {
         if let Some(role) = &self.args.role {
             if self.begin(&format!("grants for role {role}"), ", the relay's")? {
-                let grants = schema::relay_grants(role, &self.config.source.table);
+                let removes_rows = self.config.retention.removes_rows();
+                let grants = schema::relay_grants(role, &self.config.source.table, removes_rows);
                 schema::grant(self.client, &grants).await?;
             }
             let note = match facts::may_replicate(self.client, role).await? {
@@ -312,9 +316,38 @@ impl Steps<'_> {
             let table = &self.config.source.table;
             let (system, timeline) = (&server.system_identifier, server.timeline);
             identity::read_or_create(self.client, name, table, system, timeline).await?;
+            identity::name_columns(self.client, name, &self.config.source.columns).await?;
         }
         Ok(())
     }
+
+    /// The partitions of the next days. The relay makes them too; here they come before the first
+    /// row, and the default partition stays empty.
+    async fn partitions(&self, facts: &SourceFacts) -> Result<(), Stopped> {
+        let Config { retention, source, .. } = self.config;
+        if !retention.manage || !schema::is_own(&source.table) {
+            return Ok(());
+        }
+        let days = retention.ahead.as_secs() / 86_400;
+        // The table may be yet to be made.
+        if facts.table.is_none() && self.args.dry_run {
+            self.begin("partitions of outbox.event", &format!(", {days} days ahead"))?;
+            return Ok(());
+        }
+        let Args { dry_run, .. } = *self.args;
+        let pass = Pass { config: self.config, keep: None, hold_inserts: false, dry_run };
+        let mut made = 0;
+        let mut count = |step: &Step| made += u64::from(step.step == StepKind::Made);
+        pass.partitions(self.client, &mut count).await?;
+        let object = "partitions of outbox.event";
+        let what = format!(", {days} days ahead");
+        if made == 0 {
+            return Self::kept(object, &what);
+        }
+        self.begin(object, &format!("{what}: {made} more"))?;
+        Ok(())
+    }
+
     async fn streams(&self, streams: &Streams<'_>) -> Result<(), Stopped> {
         for destination in &streams.present {
             Self::kept(&format!("stream {}", destination.stream), "")?;

@@ -5,7 +5,9 @@ pub mod completions;
 pub mod config;
 pub mod deinit;
 pub mod demo;
+pub mod erase;
 pub mod init;
+pub mod prune;
 pub mod run;
 pub mod schema;
 pub mod status;
@@ -109,6 +111,8 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<(), Stopped> {
             Command::Check(args) => check::run(&args, &places.load()?.config).await,
             Command::Status(args) => status::run(&args, &places).await,
             Command::Sweep(args) => sweep::run(&args, &places.load()?.config).await,
+            Command::Prune(args) => prune::run(&args, &places.load()?.config).await,
+            Command::Erase(args) => erase::run(&args, &places.load()?.config).await,
             Command::Demo(args) => demo::run(&args, stop.clone()).await,
             Command::Config(command) => config::run(&command, &places),
             Command::Completions(args) => completions::run(&args),

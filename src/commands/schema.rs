@@ -61,7 +61,8 @@ fn text(args: &Args, config: Option<&Config>) -> String {
         sql.push_str(&heading(&format!(
             "outboxd: rights of the relay's role {role}, which also needs LOGIN and REPLICATION"
         )));
-        lines(&mut sql, schema::relay_grants(role, table));
+        let removes_rows = config.is_none_or(|config| config.retention.removes_rows());
+        lines(&mut sql, schema::relay_grants(role, table, removes_rows));
     }
     for writer in &args.writer {
         sql.push_str(&heading(&format!("outboxd: rights of the writing role {writer}")));

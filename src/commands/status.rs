@@ -10,9 +10,16 @@ use tokio::net::TcpStream;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::{Stopped, say};
+use crate::admin::destination::Unpublished;
 use crate::admin::report::{DestinationReport, Latency, Report};
 use crate::config::Places;
 use crate::error::{Failure, Kind};
+use crate::store::lag::{Lag, lag};
+use crate::store::settle;
+use crate::wal::connect_upkeep;
+
+/// Rows that are counted while no relay runs, per destination: a second at most.
+const COUNT_TO: i64 = 1_000_000;
 
 /// The relay answers from memory; what takes longer is no relay.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
@@ -23,8 +30,8 @@ const ANSWER_MAX: u64 = 4 << 20;
 /// Arguments.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Asks the relay at [admin] listen; exit code 1 when none answers there, and with --check also when
-it is not ready.
+Asks the relay at [admin] listen. When none answers there, it says what the database knows of the lag
+(`outbox.lag()`), and exits with 1; with --check also when the relay is not ready.
 
 Examples:
   outboxd status --watch
@@ -68,14 +75,90 @@ pub async fn run(args: &Args, places: &Places) -> Result<(), Stopped> {
                 }
                 if args.json { body } else { show(&understand(&body)?) }
             }
-            Err(failure) if args.watch => format!("{failure}\n"),
-            Err(failure) => return Err(failure.into()),
+            Err(failure) if args.watch => {
+                format!("{failure}\n{}", from_database(places).await.unwrap_or_default())
+            }
+            Err(failure) => {
+                if let Some(told) = told_without_relay(args, places, &failure).await {
+                    say(&told)?;
+                }
+                return Err(failure.into());
+            }
         };
         say(&format!("{}{text}", if clear { "\x1b[H\x1b[2J" } else { "" }))?;
         if !args.watch {
             return if ready { Ok(()) } else { Err(Stopped::Refused) };
         }
     }
+}
+
+/// What the database says of the lag while no relay answers.
+struct Database {
+    relay: String,
+    lag: Result<Vec<Lag>, Failure>,
+}
+
+/// Asks it; `None` without a configuration that names it.
+async fn look(places: &Places) -> Option<Database> {
+    let config = places.load().ok()?.config;
+    let asked = async {
+        let (control, _) = connect_upkeep(&config.source).await?;
+        settle(&control.client).await?;
+        lag(&control.client, &config.relay.name, COUNT_TO).await
+    };
+    let answer = timeout(config.source.connect_timeout.max(ANSWER_WITHIN), asked).await;
+    let lag = answer.unwrap_or_else(|_| {
+        Err(Failure::new(Kind::SourceSilent, "the database did not answer in time"))
+    });
+    Some(Database { relay: config.relay.name, lag })
+}
+
+async fn from_database(places: &Places) -> Option<String> {
+    let Database { relay, lag } = look(places).await?;
+    let mut text = format!("the database says of relay {relay}:\n");
+    match lag {
+        Err(failure) => text.push_str(&format!("  nothing: {failure}\n")),
+        Ok(lag) if lag.is_empty() => text.push_str("  it never ran\n"),
+        Ok(lag) => text.extend(lag.iter().map(|one| {
+            let Lag { destination, unpublished, oldest_seconds, counted_all, .. } = one;
+            let found = unpublished.map(|events| Unpublished {
+                events,
+                at_least: !counted_all,
+                oldest_seconds: *oldest_seconds,
+            });
+            format!("  destination {destination}: {}\n", unpublished_words(found.as_ref()))
+        })),
+    }
+    Some(printable(text.trim_end()))
+}
+
+/// For a single look: text, or one JSON object in place of the relay's.
+async fn told_without_relay(args: &Args, places: &Places, failure: &Failure) -> Option<String> {
+    if !args.json {
+        return from_database(places).await;
+    }
+    let Database { relay, lag } = look(places).await?;
+    let (lag, error) = match lag {
+        Ok(lag) => (Some(lag), None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let report = serde_json::json!({
+        "relay": relay,
+        "answers": false,
+        "failure": failure.to_string(),
+        "database": { "destinations": lag, "failure": error },
+    });
+    Some(report.to_string())
+}
+
+fn unpublished_words(found: Option<&Unpublished>) -> String {
+    let Some(Unpublished { events, at_least, oldest_seconds }) = found else {
+        return "unpublished ?".to_owned();
+    };
+    let sign = if *at_least { "≥ " } else { "" };
+    let oldest = oldest_seconds.filter(|_| *events > 0);
+    let oldest = oldest.map_or(String::new(), |seconds| format!(", oldest {}", age(seconds)));
+    format!("{sign}{events} unpublished{oldest}")
 }
 
 /// A relay that listens on every address is asked on the loopback one.
@@ -192,6 +275,9 @@ fn destination(one: &DestinationReport) -> String {
         events.dead,
         latency(one.publish_duration.as_ref()),
     );
+    if let Some(found) = &one.unpublished {
+        text.push_str(&format!("; {}", unpublished_words(Some(found))));
+    }
     if let Some(failure) = one.failure.as_ref().filter(|_| !one.up) {
         text.push_str(&format!("\n             next: {}", failure.remedy));
     }

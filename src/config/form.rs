@@ -120,6 +120,23 @@ impl Form<Duration> for Lasting {
     }
 }
 
+/// How long something is kept: a duration in a range, or for ever.
+pub struct Kept(pub &'static str, pub &'static str);
+
+impl Form<Option<Duration>> for Kept {
+    fn words(&self) -> String {
+        format!("a duration from {} to {}, or \"forever\"", self.0, self.1)
+    }
+    fn read(&self, raw: &Raw) -> Result<Option<Duration>, String> {
+        match raw {
+            Raw::Text(text) if text == "forever" => Ok(None),
+            Raw::Text(_) | Raw::Integer(_) | Raw::Switch(_) | Raw::List(_) | Raw::Other(_) => {
+                Lasting(self.0, self.1).read(raw).map(Some)
+            }
+        }
+    }
+}
+
 /// A number of bytes in a range.
 pub struct Size(pub &'static str, pub &'static str);
 

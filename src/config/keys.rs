@@ -8,8 +8,8 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 use super::form::{
-    Choice, Column, Count, Dsn, File, Form, Lasting, Levels, List, Listen, Relation, Size, Subject,
-    Switch,
+    Choice, Column, Count, Dsn, File, Form, Kept, Lasting, Levels, List, Listen, Relation, Size,
+    Subject, Switch,
 };
 use super::{LogFormat, PipelineChoice, QualifiedName, rules};
 use crate::message::Template;
@@ -27,6 +27,8 @@ pub enum Section {
     Destination,
     /// `[destination.NAME.create]`
     Create,
+    /// `[retention]`
+    Retention,
     /// `[admin]`
     Admin,
     /// `[health]`
@@ -43,6 +45,7 @@ impl Section {
         Section::Columns,
         Section::Destination,
         Section::Create,
+        Section::Retention,
         Section::Admin,
         Section::Health,
         Section::Log,
@@ -56,6 +59,7 @@ impl Section {
             Section::Columns => "source.columns",
             Section::Destination => "destination.NAME",
             Section::Create => "destination.NAME.create",
+            Section::Retention => "retention",
             Section::Admin => "admin",
             Section::Health => "health",
             Section::Log => "log",
@@ -70,6 +74,7 @@ impl Section {
             ["source", "columns"] => Section::Columns,
             ["destination", _] => Section::Destination,
             ["destination", _, "create"] => Section::Create,
+            ["retention"] => Section::Retention,
             ["admin"] => Section::Admin,
             ["health"] => Section::Health,
             ["log"] => Section::Log,
@@ -87,6 +92,7 @@ impl Section {
             }
             Section::Destination => "One stream of one NATS system. At least one destination.",
             Section::Create => "How `outboxd init --create-streams` makes the stream.",
+            Section::Retention => "When rows of the outbox table go, and who makes its partitions.",
             Section::Admin => "Health, metrics, status and the console page.",
             Section::Health => "When `/healthz` turns red.",
             Section::Log => "Log lines, on standard error.",
@@ -273,6 +279,15 @@ keys! {
         "Limit of the messages' age." => "\"7d\"";
     CREATE_DUPLICATE_WINDOW: Duration = Create "duplicate_window", Lasting("100ms", "36500d"), Default("2m"),
         "How long the stream remembers message ids; not above `max_age`, which lowers the default.";
+
+    RETENTION_KEEP: Option<Duration> = Retention "keep", Kept("1m", "36500d"), Default("7d"),
+        "How long a row stays after it is final for every required destination: published, dead letter, or not taken by its filter.";
+    RETENTION_MANAGE: bool = Retention "manage", Switch, Default("true"),
+        "Does the relay remove rows, and make and drop the daily partitions of `outbox.event`? With `false` it touches neither, so that pg_partman or a job of your own can; only its own ledger is compacted.";
+    RETENTION_AHEAD: Duration = Retention "ahead", Lasting("1d", "366d"), Default("14d"),
+        "How far ahead partitions are made.";
+    RETENTION_EVERY: Duration = Retention "every", Lasting("1s", "7d"), Default("1h"),
+        "How often the relay looks after rows, partitions and ledger.";
 
     LISTEN: Option<SocketAddr> = Admin "listen", Listen, Default("127.0.0.1:7790"),
         "Address of `/livez`, `/readyz`, `/healthz`, `/metrics`, `/api/status` and the console.";

@@ -24,6 +24,7 @@ pub use form::{Form, Raw};
 pub use load::{Loaded, Places};
 pub use overlay::variable;
 pub use read::Shown;
+pub use units::duration;
 
 use secrecy::SecretString;
 use std::net::SocketAddr;
@@ -39,6 +40,8 @@ pub struct Config {
     pub source: SourceConfig,
     /// `[destination.NAME]`, in the file's order; at least one.
     pub destinations: Vec<DestinationConfig>,
+    /// `[retention]`
+    pub retention: RetentionConfig,
     /// `[admin]`
     pub admin: AdminConfig,
     /// `[log]`
@@ -272,6 +275,26 @@ pub struct StreamCreate {
     pub max_age: Option<Duration>,
     /// Dedupe window (2 min, or `max_age` if that is shorter).
     pub duplicate_window: Option<Duration>,
+}
+
+/// `[retention]`
+#[derive(Debug, Clone)]
+pub struct RetentionConfig {
+    /// How long a row stays after it is final for every required destination; `None`: for ever.
+    pub keep: Option<Duration>,
+    /// Are rows and partitions the relay's business?
+    pub manage: bool,
+    /// How far ahead partitions are made.
+    pub ahead: Duration,
+    /// How often all this is looked after.
+    pub every: Duration,
+}
+
+impl RetentionConfig {
+    /// Are rows removed at all?
+    pub fn removes_rows(&self) -> bool {
+        self.manage && self.keep.is_some()
+    }
 }
 
 /// `[admin]`

@@ -7,7 +7,7 @@ use super::given::{All, Given, Scope};
 use super::keys::{self, Absent, Key, Section, Spec};
 use super::{
     AdminConfig, ColumnMap, Config, DestinationConfig, Filter, HealthConfig, LogConfig, NatsAuth,
-    NatsTls, RelayConfig, SourceConfig, StreamCreate, cross,
+    NatsTls, RelayConfig, RetentionConfig, SourceConfig, StreamCreate, cross,
 };
 
 /// One key as it took effect.
@@ -154,6 +154,7 @@ impl Reader {
             let wrong = "no destination: events have nowhere to go".to_owned();
             self.given.fault(Origin::WholeFile(self.file.clone()), "destination", wrong, right);
         }
+        let retention = self.retention();
         let admin = self.get(only(Section::Admin), &keys::LISTEN);
         let health = self.get(only(Section::Health), &keys::MAX_LAG);
         let level = self.get(only(Section::Log), &keys::LOG_LEVEL);
@@ -163,6 +164,7 @@ impl Reader {
                 relay: relay?,
                 source: source?,
                 destinations: destinations.into_iter().collect::<Option<_>>()?,
+                retention: retention?,
                 admin: AdminConfig { listen: admin? },
                 log: LogConfig { format: format?, level: level? },
                 health: HealthConfig { max_lag: health? },
@@ -220,6 +222,15 @@ impl Reader {
             columns: columns?,
             connect_timeout: timeout?,
         })
+    }
+
+    fn retention(&mut self) -> Option<RetentionConfig> {
+        let scope = only(Section::Retention);
+        let keep = self.get(scope, &keys::RETENTION_KEEP);
+        let manage = self.get(scope, &keys::RETENTION_MANAGE);
+        let ahead = self.get(scope, &keys::RETENTION_AHEAD);
+        let every = self.get(scope, &keys::RETENTION_EVERY);
+        Some(RetentionConfig { keep: keep?, manage: manage?, ahead: ahead?, every: every? })
     }
 
     fn columns(&mut self) -> Option<ColumnMap> {

@@ -27,7 +27,7 @@ const BYTES: &[(&str, u64)] = &[
 ];
 
 /// `100ms`, `1.5s`, `2m`.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub fn duration(text: &str) -> Result<Duration, String> {
     scaled(text, MICROS, "no unit of time (us, ms, s, m, h, d)").map(Duration::from_micros)
 }
 

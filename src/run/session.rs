@@ -31,6 +31,7 @@ use crate::run::work::{Ledger, Place};
 use crate::store::destinations::Progress;
 use crate::store::ledger::Latest;
 use crate::store::{Store, identity, lock, shape, slot};
+use crate::upkeep;
 use crate::wal::{self, Control, Identity, Link, Replication};
 
 /// How often a standby asks for the lock: a take-over within seconds, at one cheap query each.
@@ -121,6 +122,7 @@ pub async fn run(
             Publisher::spawn(id, destination.clone(), envelope, reports, stop, &tasks)
         })
         .collect();
+    upkeep::start(config, &identity, status, &stop_publishers, &tasks);
     tasks.close();
 
     let specs = specs(config, &places, &prepared);
@@ -277,6 +279,7 @@ async fn prepare(
     let (system, timeline) = (&identity.system_identifier, identity.timeline);
     let row =
         identity::read_or_create(&client, name, &config.source.table, system, timeline).await?;
+    identity::name_columns(&client, name, &config.source.columns).await?;
     row.require_cluster(name, system)?;
     if row.timeline != timeline {
         tracing::warn!(

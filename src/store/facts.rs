@@ -122,11 +122,14 @@ const RIGHTS: &str = "\
         'right', w.right, 'held', CASE w.kind \
             WHEN 'schema' THEN has_schema_privilege(n.oid, w.right) \
             WHEN 'sequence' THEN has_sequence_privilege(c.oid, w.right) \
+            WHEN 'function' THEN has_function_privilege(p.oid, w.right) \
             ELSE has_table_privilege(c.oid, w.right) END) \
     FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) \
              WITH ORDINALITY AS w (kind, space, name, \"right\", place) \
          LEFT JOIN pg_namespace n ON n.nspname = w.space \
          LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = w.name \
+         LEFT JOIN pg_proc p ON p.pronamespace = n.oid AND p.proname = w.name \
+              AND w.kind = 'function' \
     ORDER BY w.place";
 
 /// Collects them. Fails only when the database can't be asked.
@@ -135,7 +138,7 @@ pub async fn collect(client: &Client, config: &Config) -> Result<SourceFacts, Fa
     let (server, table, rights, publication, slot, holder) = tokio::try_join!(
         server(client),
         shape::find(client, &source.table, &source.columns),
-        rights(client, &source.table),
+        rights(client, &source.table, config.retention.removes_rows()),
         publication::find(client, &source.publication, &source.table),
         slot::find(client, &source.slot),
         lock::holder(client, relay),
@@ -163,10 +166,14 @@ pub async fn may_replicate(client: &Client, role: &str) -> Result<Option<bool>, 
         .map_err(|error| failed("cannot look at a role", &error))
 }
 
-async fn rights(client: &Client, table: &QualifiedName) -> Result<Vec<Right>, Failure> {
+async fn rights(
+    client: &Client,
+    table: &QualifiedName,
+    removes_rows: bool,
+) -> Result<Vec<Right>, Failure> {
     let mut kinds = Vec::new();
     let (mut spaces, mut names, mut needed) = (Vec::new(), Vec::new(), Vec::new());
-    for right in schema::relay_rights(table) {
+    for right in schema::relay_rights(table, removes_rows) {
         kinds.push(right.kind);
         spaces.push(right.schema);
         names.push(right.name);

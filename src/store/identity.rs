@@ -1,9 +1,11 @@
 //! The relay's row: which outbox table, cluster and history its ledger belongs to.
 
+use serde_json::json;
 use tokio_postgres::Client;
+use tokio_postgres::types::Json;
 
 use super::failed;
-use crate::config::QualifiedName;
+use crate::config::{ColumnMap, QualifiedName};
 use crate::error::{Failure, Kind};
 
 /// `outbox.relay` of one relay.
@@ -88,7 +90,29 @@ pub async fn move_on(
     moved.map(drop).map_err(|error| failed("cannot record the relay's identity", &error))
 }
 
-fn table_name(table: &QualifiedName) -> String {
+// Written when it changes alone: a start of an idle relay leaves no WAL.
+const NAME_COLUMNS: &str = "\
+    UPDATE outbox.relay SET columns = $2::jsonb, updated_at = now() \
+    WHERE name = $1::text AND columns <> $2::jsonb";
+
+/// Records how the table's columns are called, for the statements that the database runs by itself:
+/// lag, retention, erasure.
+pub async fn name_columns(
+    client: &Client,
+    relay: &str,
+    columns: &ColumnMap,
+) -> Result<(), Failure> {
+    let names = json!({
+        "seq": columns.seq,
+        "run": columns.run,
+        "created_at": columns.created_at,
+    });
+    let named = client.execute(NAME_COLUMNS, &[&relay, &Json(names)]).await;
+    named.map(drop).map_err(|error| failed("cannot record the names of the columns", &error))
+}
+
+/// As `outbox.relay.event_table` has it.
+pub(super) fn table_name(table: &QualifiedName) -> String {
     format!("{}.{}", table.schema, table.name)
 }
 

@@ -5,16 +5,20 @@
 //! [`events`]; while it runs [`ledger`] and [`dead_letters`]. The slow path: [`destinations`] says
 //! where a sweep begins, [`sweep`] finds undecided rows, [`waiting`] those that were handed over,
 //! [`rows`] reads them. [`publication`] and [`slot`] are made by `outboxd init`; [`unrecorded`] says
-//! what is at stake when a slot goes.
+//! what is at stake when a slot goes. [`retention`], [`lag`] and [`erase`] call functions of the schema, on
+//! connections of their own.
 
 pub mod dead_letters;
 pub mod destinations;
+pub mod erase;
 pub mod events;
 pub mod facts;
 pub mod identity;
+pub mod lag;
 pub mod ledger;
 pub mod lock;
 pub mod publication;
+pub mod retention;
 pub mod rows;
 pub mod rules;
 pub mod schema;

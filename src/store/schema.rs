@@ -10,7 +10,14 @@ use crate::error::{Failure, Kind};
 /// The version that this program reads and writes.
 pub const VERSION: i32 = 1;
 
-const MIGRATIONS: &[(i32, &str)] = &[(1, include_str!("../../migrations/0001_outbox.sql"))];
+const MIGRATIONS: &[(i32, &str)] = &[(
+    1,
+    concat!(
+        include_str!("../../migrations/0001_outbox.sql"),
+        "\n",
+        include_str!("../../migrations/0001_retention.sql")
+    ),
+)];
 
 /// Stands once in the migrations, where the type of the payload column is given.
 const PAYLOAD_MARK: &str = "json /* payload type */";
@@ -118,7 +125,10 @@ async fn migrate_locked(client: &Client, payload: Payload) -> Result<Vec<i32>, F
 /// Takes the schema away with all that is in it. What does not belong to it stays, and so does the
 /// schema then: the server names it.
 pub const DROP: &str = "\
-DROP FUNCTION IF EXISTS outbox.publish;
+DROP FUNCTION IF EXISTS outbox.publish, outbox.maintain, outbox.prune_rows, outbox.compact, \
+                        outbox.erase_rows, outbox.lag, outbox.record_gone, outbox.has_rows, \
+                        outbox.span, outbox.settled, outbox.undecided, outbox.column_of, \
+                        outbox.quoted;
 DROP TABLE IF EXISTS outbox.receipt, outbox.dead_letter, outbox.destination, outbox.relay, \
                      outbox.event, outbox.schema_version;
 DROP SCHEMA IF EXISTS outbox;
@@ -139,7 +149,7 @@ pub async fn grant(client: &Client, grants: &[String]) -> Result<(), Failure> {
 /// One right that a relay's role needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NeededRight {
-    /// `schema`, `sequence` or `table`.
+    /// `schema`, `sequence`, `table` or `function`.
     pub kind: &'static str,
     /// Schema.
     pub schema: String,
@@ -150,7 +160,8 @@ pub struct NeededRight {
 }
 
 /// What a relay's role needs to run, and nothing more; printed as grants, looked at by `check`.
-pub fn relay_rights(table: &QualifiedName) -> Vec<NeededRight> {
+/// `removes_rows`: retention deletes rows of a table that is not `outbox.event`.
+pub fn relay_rights(table: &QualifiedName, removes_rows: bool) -> Vec<NeededRight> {
     let of = |kind, schema: &str, name: Option<&str>, rights: &[&'static str]| {
         let right = |right: &&'static str| NeededRight {
             kind,
@@ -164,13 +175,18 @@ pub fn relay_rights(table: &QualifiedName) -> Vec<NeededRight> {
     rights.extend(of("table", "outbox", Some("schema_version"), &["SELECT"]));
     rights.extend(of("table", "outbox", Some("event"), &["SELECT"]));
     rights.extend(of("sequence", "outbox", Some("event_seq"), &["SELECT"]));
-    rights.extend(of("table", "outbox", Some("receipt"), &["SELECT", "INSERT"]));
+    // Compaction needs more than to append; only maintain() reaches the events.
+    let ledger = ["SELECT", "INSERT", "UPDATE", "DELETE"];
+    rights.extend(of("table", "outbox", Some("receipt"), &ledger));
+    rights.extend(of("function", "outbox", Some("maintain"), &["EXECUTE"]));
     for name in ["relay", "destination", "dead_letter"] {
         rights.extend(of("table", "outbox", Some(name), &["SELECT", "INSERT", "UPDATE"]));
     }
     if !is_own(table) {
         rights.extend(of("schema", &table.schema, None, &["USAGE"]));
-        rights.extend(of("table", &table.schema, Some(&table.name), &["SELECT"]));
+        let all = ["SELECT", "DELETE"];
+        let needed = if removes_rows { all.as_slice() } else { &["SELECT"] };
+        rights.extend(of("table", &table.schema, Some(&table.name), needed));
     }
     rights
 }
@@ -181,7 +197,7 @@ pub fn is_own(table: &QualifiedName) -> bool {
 }
 
 /// The grants of [`relay_rights`].
-pub fn relay_grants(role: &str, table: &QualifiedName) -> Vec<String> {
+pub fn relay_grants(role: &str, table: &QualifiedName, removes_rows: bool) -> Vec<String> {
     let role = quote_ident(role);
     let grant = |right: &NeededRight| {
         let object = match &right.name {
@@ -192,7 +208,7 @@ pub fn relay_grants(role: &str, table: &QualifiedName) -> Vec<String> {
         };
         format!("GRANT {} ON {} {object} TO {role};", right.right, right.kind.to_uppercase())
     };
-    relay_rights(table).iter().map(grant).collect()
+    relay_rights(table, removes_rows).iter().map(grant).collect()
 }
 
 /// What an application's role needs to write events, and nothing more.
@@ -230,8 +246,12 @@ mod tests {
     #[test]
     fn grants_quote_the_role() {
         let table = QualifiedName { schema: "app".into(), name: "Events".into() };
-        let grants = relay_grants("my\"role", &table).join("\n");
+        let grants = relay_grants("my\"role", &table, false).join("\n");
         assert!(grants.contains("GRANT SELECT ON TABLE \"app\".\"Events\" TO \"my\"\"role\";"));
+        assert!(!grants.contains("GRANT DELETE ON TABLE \"app\""), "{grants}");
+        let grants = relay_grants("r", &table, true).join("\n");
+        assert!(grants.contains("GRANT DELETE ON TABLE \"app\".\"Events\""), "{grants}");
+        assert!(grants.contains("GRANT EXECUTE ON FUNCTION \"outbox\".\"maintain\""), "{grants}");
         assert!(writer_grants("w").iter().all(|grant| grant.ends_with("TO \"w\";")));
     }
 }

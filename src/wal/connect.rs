@@ -44,17 +44,16 @@ pub async fn connect(config: &SourceConfig) -> Result<Link, Failure> {
 
 /// Opens a control connection alone, for commands.
 pub async fn connect_control(config: &SourceConfig) -> Result<(Control, Identity), Failure> {
-    let connector = Connector::new(config)?;
-    let mut failures = Failures::default();
-    for target in &connector.dsn.targets {
-        for address in connector.addresses(target, &mut failures).await {
-            match connector.control(&address).await {
-                Ok(control) => return Ok(control),
-                Err(failure) => failures.add(&address, failure)?,
-            }
-        }
-    }
-    Err(failures.into_one())
+    Connector::new(config)?.any_control().await
+}
+
+/// The same for work beside the relay's own, told from it by its `application_name`.
+pub async fn connect_upkeep(config: &SourceConfig) -> Result<(Control, Identity), Failure> {
+    let mut connector = Connector::new(config)?;
+    let name = connector.dsn.application_name.take();
+    connector.dsn.application_name =
+        Some(format!("{} upkeep", name.as_deref().unwrap_or("outboxd")));
+    connector.any_control().await
 }
 
 struct Connector {
@@ -74,6 +73,19 @@ impl Connector {
         let deadline = config.connect_timeout;
         let deadline = dsn.connect_timeout.map_or(deadline, |own| own.min(deadline));
         Ok(Connector { tls: Tls::load(&dsn.tls)?, dsn, deadline })
+    }
+
+    async fn any_control(&self) -> Result<(Control, Identity), Failure> {
+        let mut failures = Failures::default();
+        for target in &self.dsn.targets {
+            for address in self.addresses(target, &mut failures).await {
+                match self.control(&address).await {
+                    Ok(control) => return Ok(control),
+                    Err(failure) => failures.add(&address, failure)?,
+                }
+            }
+        }
+        Err(failures.into_one())
     }
 
     /// The target once for each address of its name: each has the whole deadline, as in libpq, and

@@ -21,7 +21,7 @@ mod stream;
 mod tls;
 mod wire;
 
-pub use connect::{Link, connect, connect_control};
+pub use connect::{Link, connect, connect_control, connect_upkeep};
 pub use control::Control;
 pub use dsn::{Dsn, DsnError, check_dsn};
 pub use identity::Identity;
