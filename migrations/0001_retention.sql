@@ -223,9 +223,9 @@ COMMENT ON FUNCTION outbox.prune_rows IS
 -- deletes settled rows of the default partition. Returns what it did, and what stands in the way;
 -- call it again until it reports none of `made`, `dropped`, `deleted`.
 --
--- A partition is made standalone and then attached: CREATE … PARTITION OF would hold up every INSERT
--- behind one open transaction. Attaching locks the default partition alone, and reads it: so it is
--- not tried while that is larger than `scan_bytes`. Dropping locks the whole table for a moment, and
+-- A partition is made standalone and then attached: CREATE TABLE with PARTITION OF would hold up
+-- every INSERT behind one open transaction. Attaching locks the default partition alone, and reads
+-- it: so it is not tried while that is larger than `scan_bytes`. Dropping locks the whole table for a moment, and
 -- looks again under that lock. No lock is waited for longer than 100 ms, since INSERTs queue behind
 -- whoever waits: `busy` is for the caller to try again.
 CREATE FUNCTION outbox.maintain(

@@ -237,6 +237,7 @@ mod tests {
             MIGRATIONS.iter().map(|(_, sql)| sql.matches(PAYLOAD_MARK).count()).sum::<usize>(),
             1
         );
+        assert!(all.is_ascii(), "a database of another encoding can't take it");
         assert!(all.contains("payload     json,"), "mark is not replaced");
         let bytea: String = migrations(0, Payload::Bytea).map(|(_, sql)| sql).collect();
         assert!(bytea.contains("payload     bytea,"));
