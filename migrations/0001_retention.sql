@@ -5,27 +5,35 @@
 -- owner. Everything else runs with the rights of whoever calls it. `enable_seqscan = off` makes
 -- every look into a table go through its index on seq, however the statistics are.
 
--- The numbers that a destination has not decided: above the frontier, the holes below it, and what
--- was handed over, less what receipts have. The cost is that of the receipts since the last sweep,
--- whatever the length of table and ledger.
+-- The numbers that wait: handed over, and in no later receipt. An earlier one says nothing.
+CREATE FUNCTION outbox.waiting(of_relay text, of_destination text) RETURNS int8multirange
+    LANGUAGE sql STABLE
+    SET search_path = pg_catalog, pg_temp
+AS $waiting$
+    SELECT coalesce(range_agg(part), '{}')
+      FROM outbox.receipt h CROSS JOIN LATERAL unnest(h.seqs - coalesce(
+               (SELECT range_agg(p)
+                  FROM outbox.receipt f CROSS JOIN unnest(f.seqs) AS p
+                 WHERE f.relay = h.relay AND f.destination = h.destination AND f.id > h.id
+                   AND f.outcome <> 'handed' AND f.seqs && h.seqs), '{}')) AS part
+     WHERE h.relay = of_relay AND h.destination = of_destination AND h.outcome = 'handed'
+$waiting$;
+
+-- The numbers that a destination has not decided: above the frontier and the holes below it, less
+-- what receipts have, and what waits. The cost is that of the receipts since the last sweep, whatever
+-- the length of table and ledger.
 CREATE FUNCTION outbox.undecided(of_relay text, of_destination text) RETURNS int8multirange
     LANGUAGE sql STABLE
     SET search_path = pg_catalog, pg_temp
 AS $undecided$
-    WITH handed AS (
-        SELECT min(r.id) AS first_id, range_agg(part) AS seqs
-          FROM outbox.receipt r CROSS JOIN unnest(r.seqs) AS part
-         WHERE r.relay = of_relay AND r.destination = of_destination AND r.outcome = 'handed'),
-    final AS (
-        SELECT range_agg(part) AS seqs
-          FROM outbox.destination d CROSS JOIN handed
-               JOIN outbox.receipt r ON r.relay = d.relay AND r.destination = d.name
-                    AND r.id > least(d.receipt_id, handed.first_id) AND r.outcome <> 'handed'
-               CROSS JOIN unnest(r.seqs) AS part
-         WHERE d.relay = of_relay AND d.name = of_destination)
     SELECT int8multirange(int8range(d.frontier + 1, NULL)) + d.holes
-           + coalesce(handed.seqs, '{}') - coalesce(final.seqs, '{}')
-      FROM outbox.destination d, handed, final
+           - coalesce(
+               (SELECT range_agg(part)
+                  FROM outbox.receipt r CROSS JOIN unnest(r.seqs) AS part
+                 WHERE r.relay = d.relay AND r.destination = d.name AND r.id > d.receipt_id
+                   AND r.outcome <> 'handed'), '{}')
+           + outbox.waiting(d.relay, d.name)
+      FROM outbox.destination d
      WHERE d.relay = of_relay AND d.name = of_destination
 $undecided$;
 COMMENT ON FUNCTION outbox.undecided IS 'Numbers that a destination has not decided.';
@@ -62,18 +70,17 @@ BEGIN
          WHERE r.event_table = of_table AND d.active
     LOOP
         CONTINUE WHEN place.any_required AND NOT place.required;
-        SELECT coalesce(range_agg(part) FILTER (
-                   WHERE r.outcome <> 'handed' AND r.recorded_at < now() - keep), '{}') AS old,
-               coalesce(range_agg(part) FILTER (
-                   WHERE r.outcome = 'handed' OR r.recorded_at >= now() - keep), '{}') AS young
+        SELECT coalesce(range_agg(part) FILTER (WHERE r.recorded_at < now() - keep), '{}') AS old,
+               coalesce(range_agg(part) FILTER (WHERE r.recorded_at >= now() - keep), '{}') AS young
           INTO receipts
           FROM outbox.receipt r CROSS JOIN unnest(r.seqs) AS part
-         WHERE r.relay = place.relay AND r.destination = place.name;
+         WHERE r.relay = place.relay AND r.destination = place.name AND r.outcome <> 'handed';
         decided := receipts.old;
         IF place.was_known THEN
             decided := decided + (int8multirange(int8range(NULL, place.frontier, '[]'))
                                   - place.holes - receipts.young);
         END IF;
+        decided := decided - outbox.waiting(place.relay, place.name);
         result := coalesce(result * decided, decided);
     END LOOP;
     RETURN coalesce(result, '{}');
@@ -430,9 +437,10 @@ $span$;
 -- `after_id`) on; call again with what it returns until that is NULL.
 --
 -- Merging keeps the newest receipt of each five minutes and gives it the numbers of the others: with
--- its higher id no reader that has come as far as one of the parts misses a number, and with the
+-- its higher id no sweep that has come as far as one of the parts misses a number, and with the
 -- highest `last_lsn` it is read at a start for as long as any part would have been. So it need not
--- wait for the slot.
+-- wait for the slot. Not beyond a handed receipt, though: what was recorded before it says nothing
+-- about its numbers.
 --
 -- Deleting needs all of: older than `keep`; below the slot's restart_lsn, to which a crash can at
 -- most take the slot back; in the frontier already; no row left; no handed receipt that it makes
@@ -533,6 +541,9 @@ BEGIN
                           AND n.outcome <> 'gone')
          GROUP BY r.destination, r.outcome, r.generation, r.stream, r.stream_created,
                   r.first_lsn IS NULL AND NOT isempty(r.seqs),
+                  (SELECT max(h.id) FROM outbox.receipt h
+                    WHERE h.relay = r.relay AND h.destination = r.destination
+                      AND h.outcome = 'handed' AND h.id < r.id),
                   date_bin('5 minutes', r.recorded_at, 'epoch')
         HAVING count(*) > 1),
     parts AS (

@@ -149,7 +149,7 @@ async fn the_sequence_is_that_of_the_table() {
 
     client.batch_execute("CREATE ROLE relay LOGIN").await.unwrap();
     let table = source("app", "drawn").table;
-    client.batch_execute(&schema::relay_grants("relay", &table).join("\n")).await.unwrap();
+    client.batch_execute(&schema::relay_grants("relay", &table, true).join("\n")).await.unwrap();
     let relay = connect(&postgres.url_of("relay", "postgres")).await;
     let store = Store::open(&relay, "r", &source("app", "drawn")).await.unwrap();
     let refused = store.ensure_destinations(&relay, &[("events", true)]).await.unwrap_err();

@@ -184,7 +184,7 @@ async fn any_wal_level_and_the_granted_rights_are_enough() {
         schema::migrate(&client, schema::Payload::Json).await.unwrap();
         client.batch_execute("CREATE ROLE relay LOGIN").await.unwrap();
         let source = source("outbox", "event");
-        let grants = schema::relay_grants("relay", &source.table);
+        let grants = schema::relay_grants("relay", &source.table, true);
         client.batch_execute(&grants.join("\n")).await.unwrap();
         let relay = connect(&postgres.url_of("relay", "postgres")).await;
         let store = Store::open(&relay, "orders", &source).await.unwrap();
