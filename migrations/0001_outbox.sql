@@ -201,10 +201,14 @@ CREATE TABLE outbox.dead_letter (
     state_changed_at  timestamptz,
     state_changed_by  text,
     state_reason      text,
+    history           jsonb       NOT NULL DEFAULT '[]',
     UNIQUE (relay, destination, seq, event_id)
 );
 CREATE INDEX dead_letter_open_idx ON outbox.dead_letter (relay, destination, id)
     WHERE state IN ('buried', 'redriving');
+-- The relay asks every few seconds whether there is something to send again.
+CREATE INDEX dead_letter_redriving_idx ON outbox.dead_letter (relay, id)
+    WHERE state = 'redriving';
 
 COMMENT ON TABLE outbox.dead_letter IS
     'Events that can''t be published, with reason and the server''s error code.';
@@ -214,5 +218,7 @@ COMMENT ON COLUMN outbox.dead_letter.blocks_run IS
     'The run waits behind this letter until it is redriven or discarded.';
 COMMENT ON COLUMN outbox.dead_letter.state IS
     'redriving: to be sent again by the relay; then redriven, or buried once more.';
+COMMENT ON COLUMN outbox.dead_letter.history IS
+    'Every state that the letter was in, oldest first: at, state, by, why.';
 
 INSERT INTO outbox.schema_version (version) VALUES (1);

@@ -17,6 +17,7 @@ Getting started:
   outboxd check                          is everything as it must be?
   outboxd run                            stream until SIGTERM or Ctrl-C
   outboxd status --watch                 see it work
+  outboxd dead-letters list              what could not be published
 
   With roles of their own for the relay (LOGIN and REPLICATION) and for the application, which an
   administrator's role prepares:
@@ -77,6 +78,9 @@ pub enum Command {
     Prune(commands::prune::Args),
     /// Remove the rows and dead letters of one run.
     Erase(commands::erase::Args),
+    /// Look at events that could not be published, and decide about them.
+    #[command(subcommand)]
+    DeadLetters(commands::dead_letters::Command),
     /// Watch it work on throw-away servers, and get a verdict.
     Demo(commands::demo::Args),
     /// Show or explain the configuration.

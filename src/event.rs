@@ -50,32 +50,67 @@ impl Fault {
     }
 }
 
-/// Reasons of dead letters: the closed list that metrics and `outbox.dead_letter.reason` use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Reason {
-    /// A column is missing, NULL where it must not be, or of a value that can't be read.
-    Unmappable,
-    /// Message with headers is over what server or stream accept.
-    TooLarge,
-    /// The subject template gives an empty or over-long subject.
-    Subject,
-    /// A header name or value that must not be sent.
-    Header,
+/// How an event gets out of the dead letters and into the stream after all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WayOut {
+    /// Mend what the detail names, then redrive the letter.
+    Redrive,
+    /// The row itself can't become a message, whatever is mended: write another one.
+    Rewrite,
+}
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident $code:literal $way_out:ident $remedy:literal;)*) => {
+        /// Reasons of dead letters: the closed list that metrics and `outbox.dead_letter.reason`
+        /// use. What fails by itself is in [`crate::error`]; these are about one event, and their
+        /// fate is always the same: the event becomes a dead letter.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Reason { $($(#[$doc])* $name,)* }
+
+        impl Reason {
+            /// Every reason, in the table's order.
+            pub const ALL: &'static [Reason] = &[$(Reason::$name,)*];
+
+            /// Stable lower-case name, as stored and as a metric's label.
+            pub fn as_str(self) -> &'static str {
+                match self { $(Reason::$name => $code,)* }
+            }
+
+            /// Can the letter itself be sent again?
+            pub fn way_out(self) -> WayOut {
+                match self { $(Reason::$name => WayOut::$way_out,)* }
+            }
+
+            /// What the operator can do.
+            pub fn remedy(self) -> &'static str {
+                match self { $(Reason::$name => $remedy,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// A column is missing, NULL where it must not be (`id`, `kind`), empty (`kind`), or has a
+    /// value that can't be read.
+    Unmappable "unmappable" Rewrite
+        "mend the table or whoever writes such rows, write the event anew, and discard the letter";
+    /// Headers and body together are larger than what server (`max_payload`) and stream
+    /// (`max_msg_size`) accept now, or the headers are over 65,535 bytes.
+    TooLarge "too_large" Redrive
+        "raise max_msg_size of the stream or max_payload of the server and redrive the letter; or write a smaller event and discard it";
+    /// The template needs a value that is NULL or empty, or the subject has more than 1,024 bytes.
+    Subject "subject" Redrive
+        "change `subject` of the destination, restart the relay and redrive the letter; or write another event and discard it";
+    /// A header that must not be sent: a name that is reserved or no name, a value with a control
+    /// character.
+    Header "header" Redrive
+        "mend whoever writes such rows, write the event anew, and discard the letter; redrive it only when the rule itself has changed";
 }
 
 impl Reason {
-    /// Every reason.
-    pub const ALL: &'static [Reason] =
-        &[Reason::Unmappable, Reason::TooLarge, Reason::Subject, Reason::Header];
-
-    /// Stable lower-case name, as stored and as a metric's label.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Reason::Unmappable => "unmappable",
-            Reason::TooLarge => "too_large",
-            Reason::Subject => "subject",
-            Reason::Header => "header",
-        }
+    /// The reason of that name.
+    pub fn named(name: &str) -> Option<Reason> {
+        Reason::ALL.iter().copied().find(|reason| reason.as_str() == name)
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use assert_cmd::Command;
 use outboxd::error::{Fate, Kind};
+use outboxd::event::{Reason, WayOut};
 
 const SMALL: &str = "[relay]\nname = \"orders\"\n[source]\nurl = \"postgres://me:hunter2@db/app\"\n\
                      [destination.events]\nservers = [\"nats://localhost:4222\"]\nstream = \"E\"\n";
@@ -62,7 +63,8 @@ fn nothing_is_opened_with_an_invalid_configuration() {
     let text = SMALL.replace("@db", &format!("@127.0.0.1:{port}")) + "[admin]\nlisten = \"x\"\n";
     let directory = directory(&text.replace("localhost:4222", &format!("127.0.0.1:{port}")));
     let verbs = ["schema", "init", "deinit", "check", "run", "status"];
-    for arguments in verbs.map(|verb| vec![verb]).into_iter().chain([vec!["config", "show"]]) {
+    let longer = [vec!["config", "show"], vec!["dead-letters", "list"]];
+    for arguments in verbs.map(|verb| vec![verb]).into_iter().chain(longer) {
         let error = error_of(outboxd(directory.path()).args(&arguments), 78);
         assert!(error.contains("outboxd.toml:9:10: admin.listen"), "{arguments:?}: {error}");
     }
@@ -178,10 +180,9 @@ fn the_documentation_of_keys_is_in_step() {
     in_step("docs/configuration.md", marks, &outboxd::config::reference::markdown());
 }
 
-/// What a kind means is said once, where it is declared.
-fn meaning(kind: Kind) -> String {
-    let table = include_str!("../src/error.rs");
-    let code = format!(" \"{}\" ", kind.code());
+/// What an entry of a table means is said once, where it is declared.
+fn meaning(table: &str, code: &str) -> String {
+    let code = format!(" \"{code}\" ");
     let lines: Vec<&str> = table.lines().map(str::trim).collect();
     let declared = lines.iter().position(|line| line.contains(&code)).unwrap();
     let mut words: Vec<&str> = lines[..declared]
@@ -190,12 +191,13 @@ fn meaning(kind: Kind) -> String {
         .map_while(|line| line.strip_prefix("///").map(str::trim))
         .collect();
     words.reverse();
-    assert!(!words.is_empty(), "{kind:?} has no meaning");
+    assert!(!words.is_empty(), "{code} has no meaning");
     words.join(" ")
 }
 
 #[test]
 fn the_documentation_of_errors_is_in_step() {
+    let table = include_str!("../src/error.rs");
     let mut text = String::new();
     for kind in Kind::ALL {
         let fate = match kind.fate() {
@@ -205,8 +207,30 @@ fn the_documentation_of_errors_is_in_step() {
             Fate::Refuse => "refuse",
         };
         let (code, remedy) = (kind.code(), kind.remedy());
-        let meaning = meaning(*kind);
+        let meaning = meaning(table, code);
         text += &format!("### {code}\n\n{meaning}\n\nFate: **{fate}**. Remedy: {remedy}.\n\n");
     }
     in_step("docs/errors.md", ("<!-- kinds: begin -->", "<!-- kinds: end -->"), text.trim_end());
+}
+
+#[test]
+fn the_documentation_of_reasons_is_in_step() {
+    let table = include_str!("../src/event.rs");
+    let mut text = String::new();
+    for reason in Reason::ALL {
+        let way_out = match reason.way_out() {
+            WayOut::Redrive => "can be redriven",
+            WayOut::Rewrite => "can't be redriven",
+        };
+        let (code, remedy) = (reason.as_str(), reason.remedy());
+        let meaning = meaning(table, code);
+        text += &format!(
+            "### {code}\n\n{meaning}\n\nFate: **dead letter**, {way_out}. Remedy: {remedy}.\n\n"
+        );
+    }
+    in_step(
+        "docs/errors.md",
+        ("<!-- reasons: begin -->", "<!-- reasons: end -->"),
+        text.trim_end(),
+    );
 }

@@ -285,6 +285,7 @@ async fn burying_twice_leaves_one_letter_with_every_byte() {
         detail: "5 MiB over \0 the limit ✓".into(),
         server_code: Some(10_054),
         attempts: 2,
+        blocks_run: false,
     };
     assert_eq!(store.bury(&client, 1, &[]).await.unwrap(), 0);
     assert_eq!(store.bury(&client, 1, &[letter(1)]).await.unwrap(), 1);
@@ -331,6 +332,7 @@ async fn a_letter_is_buried_in_a_database_of_any_encoding() {
         detail: "✓".into(),
         server_code: None,
         attempts: 0,
+        blocks_run: false,
     };
     assert_eq!(store.bury(&client, 1, &[letter]).await.unwrap(), 1);
     assert_eq!(text(&client, "SELECT detail FROM outbox.dead_letter").await, "\\u{2713}");

@@ -3,6 +3,7 @@
 pub mod check;
 pub mod completions;
 pub mod config;
+pub mod dead_letters;
 pub mod deinit;
 pub mod demo;
 pub mod erase;
@@ -113,6 +114,9 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<(), Stopped> {
             Command::Sweep(args) => sweep::run(&args, &places.load()?.config).await,
             Command::Prune(args) => prune::run(&args, &places.load()?.config).await,
             Command::Erase(args) => erase::run(&args, &places.load()?.config).await,
+            Command::DeadLetters(command) => {
+                dead_letters::run(&command, &places.load()?.config).await
+            }
             Command::Demo(args) => demo::run(&args, stop.clone()).await,
             Command::Config(command) => config::run(&command, &places),
             Command::Completions(args) => completions::run(&args),

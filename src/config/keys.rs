@@ -11,7 +11,7 @@ use super::form::{
     Choice, Column, Count, Dsn, File, Form, Kept, Lasting, Levels, List, Listen, Relation, Size,
     Subject, Switch,
 };
-use super::{LogFormat, PipelineChoice, QualifiedName, rules};
+use super::{LogFormat, OnDeadLetter, PipelineChoice, QualifiedName, rules};
 use crate::message::Template;
 
 /// A table of the file.
@@ -29,6 +29,8 @@ pub enum Section {
     Create,
     /// `[retention]`
     Retention,
+    /// `[dead_letters]`
+    DeadLetters,
     /// `[admin]`
     Admin,
     /// `[health]`
@@ -46,6 +48,7 @@ impl Section {
         Section::Destination,
         Section::Create,
         Section::Retention,
+        Section::DeadLetters,
         Section::Admin,
         Section::Health,
         Section::Log,
@@ -60,6 +63,7 @@ impl Section {
             Section::Destination => "destination.NAME",
             Section::Create => "destination.NAME.create",
             Section::Retention => "retention",
+            Section::DeadLetters => "dead_letters",
             Section::Admin => "admin",
             Section::Health => "health",
             Section::Log => "log",
@@ -75,6 +79,7 @@ impl Section {
             ["destination", _] => Section::Destination,
             ["destination", _, "create"] => Section::Create,
             ["retention"] => Section::Retention,
+            ["dead_letters"] => Section::DeadLetters,
             ["admin"] => Section::Admin,
             ["health"] => Section::Health,
             ["log"] => Section::Log,
@@ -93,6 +98,7 @@ impl Section {
             Section::Destination => "One stream of one NATS system. At least one destination.",
             Section::Create => "How `outboxd init --create-streams` makes the stream.",
             Section::Retention => "When rows of the outbox table go, and who makes its partitions.",
+            Section::DeadLetters => "Events that could not be published.",
             Section::Admin => "Health, metrics, status and the console page.",
             Section::Health => "When `/healthz` turns red.",
             Section::Log => "Log lines, on standard error.",
@@ -242,6 +248,10 @@ keys! {
         Choice(&[("auto", PipelineChoice::Auto), ("batch", PipelineChoice::Batch), ("per-run", PipelineChoice::PerRun)]),
         Default("auto"),
         "How order is kept: `batch` (nats-server 2.14 or newer, stream with `allow_batched`), `per-run` (one event of a run in flight), or the faster that works.";
+    ON_DEAD_LETTER: OnDeadLetter = Destination "on_dead_letter",
+        Choice(&[("continue", OnDeadLetter::Continue), ("block-run", OnDeadLetter::BlockRun)]),
+        Default("continue"),
+        "When an event of a run can't be published: `continue` with the run's next event, or `block-run`: the run waits until the dead letter is redriven or discarded.";
     ACK_TIMEOUT: Duration = Destination "ack_timeout", Lasting("100ms", "1m"), Default("5s"),
         "Silence after which an outcome counts as unknown and the stream is read to find out.";
     MAX_IN_FLIGHT: u32 = Destination "max_in_flight", Count(1, 1_000_000), Default("10000"),
@@ -288,6 +298,8 @@ keys! {
         "How far ahead partitions are made.";
     RETENTION_EVERY: Duration = Retention "every", Lasting("1s", "7d"), Default("1h"),
         "How often the relay looks after rows, partitions and ledger.";
+    DEAD_LETTER_RETENTION: Option<Duration> = DeadLetters "retention", Kept("1h", "36500d"), Default("30d"),
+        "How long a dead letter is kept after it was redriven or discarded; one that is open is always kept.";
 
     LISTEN: Option<SocketAddr> = Admin "listen", Listen, Default("127.0.0.1:7790"),
         "Address of `/livez`, `/readyz`, `/healthz`, `/metrics`, `/api/status` and the console.";

@@ -42,6 +42,8 @@ pub struct Config {
     pub destinations: Vec<DestinationConfig>,
     /// `[retention]`
     pub retention: RetentionConfig,
+    /// `[dead_letters]`
+    pub dead_letters: DeadLetterConfig,
     /// `[admin]`
     pub admin: AdminConfig,
     /// `[log]`
@@ -181,6 +183,8 @@ pub struct DestinationConfig {
     pub required: bool,
     /// Which pipeline to use.
     pub pipeline: PipelineChoice,
+    /// What becomes of a run whose event can't be published.
+    pub on_dead_letter: OnDeadLetter,
     /// Silence that makes an outcome unknown (5 s).
     pub ack_timeout: Duration,
     /// Events sent and unanswered at most (10,000).
@@ -218,6 +222,16 @@ pub enum PipelineChoice {
     Batch,
     /// One event of a run in flight.
     PerRun,
+}
+
+/// `on_dead_letter`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnDeadLetter {
+    /// The run goes on with its next event.
+    #[default]
+    Continue,
+    /// The run waits until the letter is redriven or discarded.
+    BlockRun,
 }
 
 /// Credentials; secrets come from files, read at each connect.
@@ -295,6 +309,13 @@ impl RetentionConfig {
     pub fn removes_rows(&self) -> bool {
         self.manage && self.keep.is_some()
     }
+}
+
+/// `[dead_letters]`
+#[derive(Debug, Clone)]
+pub struct DeadLetterConfig {
+    /// How long closed letters are kept; `None`: for ever.
+    pub retention: Option<Duration>,
 }
 
 /// `[admin]`

@@ -6,8 +6,8 @@ use super::form::Raw;
 use super::given::{All, Given, Scope};
 use super::keys::{self, Absent, Key, Section, Spec};
 use super::{
-    AdminConfig, ColumnMap, Config, DestinationConfig, Filter, HealthConfig, LogConfig, NatsAuth,
-    NatsTls, RelayConfig, RetentionConfig, SourceConfig, StreamCreate, cross,
+    AdminConfig, ColumnMap, Config, DeadLetterConfig, DestinationConfig, Filter, HealthConfig,
+    LogConfig, NatsAuth, NatsTls, RelayConfig, RetentionConfig, SourceConfig, StreamCreate, cross,
 };
 
 /// One key as it took effect.
@@ -155,6 +155,7 @@ impl Reader {
             self.given.fault(Origin::WholeFile(self.file.clone()), "destination", wrong, right);
         }
         let retention = self.retention();
+        let letters = self.get(only(Section::DeadLetters), &keys::DEAD_LETTER_RETENTION);
         let admin = self.get(only(Section::Admin), &keys::LISTEN);
         let health = self.get(only(Section::Health), &keys::MAX_LAG);
         let level = self.get(only(Section::Log), &keys::LOG_LEVEL);
@@ -165,6 +166,7 @@ impl Reader {
                 source: source?,
                 destinations: destinations.into_iter().collect::<Option<_>>()?,
                 retention: retention?,
+                dead_letters: DeadLetterConfig { retention: letters? },
                 admin: AdminConfig { listen: admin? },
                 log: LogConfig { format: format?, level: level? },
                 health: HealthConfig { max_lag: health? },
@@ -273,6 +275,7 @@ impl Reader {
         };
         let required = self.get(scope, &keys::REQUIRED);
         let pipeline = self.get(scope, &keys::PIPELINE);
+        let on_dead_letter = self.get(scope, &keys::ON_DEAD_LETTER);
         let ack_timeout = self.get(scope, &keys::ACK_TIMEOUT);
         let max_in_flight = self.get(scope, &keys::MAX_IN_FLIGHT);
         let auth = NatsAuth {
@@ -300,6 +303,7 @@ impl Reader {
             filter,
             required: required?,
             pipeline: pipeline?,
+            on_dead_letter: on_dead_letter?,
             ack_timeout: ack_timeout?,
             max_in_flight: usize::try_from(max_in_flight?).ok()?,
             shares_stream: false,

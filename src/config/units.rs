@@ -26,7 +26,11 @@ const BYTES: &[(&str, u64)] = &[
     ("TB", 1_000_000_000_000),
 ];
 
-/// `100ms`, `1.5s`, `2m`.
+/// Reads a duration as the configuration has it: `100ms`, `1.5s`, `2m`. The words of an error follow
+/// the name of what was read.
+///
+/// # Errors
+/// When the text is no number with a unit of time.
 pub fn duration(text: &str) -> Result<Duration, String> {
     scaled(text, MICROS, "no unit of time (us, ms, s, m, h, d)").map(Duration::from_micros)
 }

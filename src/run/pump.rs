@@ -224,7 +224,7 @@ impl Pump<'_> {
                         "dead letter: {}",
                         fault.detail
                     );
-                    let letter = letter(place.destination, *event, fault, attempts);
+                    let letter = letter(place, *event, fault, attempts);
                     jobs.push(Box::pin(Arc::clone(&self.ledger).bury(burial, letter)));
                 }
                 Action::Load { destination, waiters, max_bytes } => {

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admin::status::{Phase, Status};
-use crate::config::Config;
+use crate::config::{Config, OnDeadLetter};
 use crate::decode::Decoder;
 use crate::error::{Failure, Kind};
 use crate::lsn::Lsn;
@@ -327,6 +327,7 @@ fn places(config: &Config, generation: i32) -> Vec<Place> {
     let place = |destination: &crate::config::DestinationConfig| Place {
         destination: destination.name.clone(),
         envelope: Envelope::new(&config.relay.name, generation, destination),
+        blocks_runs: destination.on_dead_letter == OnDeadLetter::BlockRun,
     };
     config.destinations.iter().map(place).collect()
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Failure, Kind};
-use crate::event::{EventId, Fault};
+use crate::event::{Event, EventId, Fault};
 use crate::lsn::Lsn;
 use crate::message::{Envelope, message_id};
 use crate::relay::machine::{Burial, Loaded, ReceiptDraft, Verified, WaitingPart};
@@ -37,6 +37,8 @@ pub struct Place {
     pub destination: String,
     /// How its messages look; names the stream.
     pub envelope: Envelope,
+    /// Does a run wait behind its dead letter?
+    pub blocks_runs: bool,
 }
 
 impl Place {
@@ -226,15 +228,11 @@ fn receipts(place: &Place, draft: &ReceiptDraft) -> Vec<Receipt> {
     rows
 }
 
-/// The dead letter of an event.
-pub fn letter(
-    destination: String,
-    event: crate::event::Event,
-    fault: Fault,
-    attempts: u32,
-) -> DeadLetter {
+/// The dead letter of an event. A row without an ordering key has nobody behind it.
+pub fn letter(place: Place, event: Event, fault: Fault, attempts: u32) -> DeadLetter {
     DeadLetter {
-        destination,
+        destination: place.destination,
+        blocks_run: place.blocks_runs && event.run.is_some(),
         event: Arc::new(event),
         reason: fault.reason,
         detail: fault.detail,

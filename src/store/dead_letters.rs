@@ -1,4 +1,10 @@
-//! Events that can never be published, buried with all that is needed to decide about them.
+//! Events that can never be published, buried with all that is needed to decide about them. Here:
+//! the burial; [`desk`] is what an operator does with them, [`overtaken`] what he should know
+//! before, [`again`] what the relay does with what was decided.
+
+pub mod again;
+pub mod desk;
+pub mod overtaken;
 
 use std::sync::Arc;
 use tokio_postgres::Client;
@@ -24,23 +30,36 @@ pub struct DeadLetter {
     pub server_code: Option<u64>,
     /// How often it was sent.
     pub attempts: u64,
+    /// Does the event's run wait until the letter is redriven or discarded?
+    pub blocks_run: bool,
 }
+
+/// Commands notify relays here that states were changed.
+pub(super) const CHANNEL: &str = "outboxd_dead_letters";
+
+/// A time as RFC 3339 has it, in UTC, whatever the session's settings are.
+pub(super) const TIME: &str =
+    "to_char($time AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')";
 
 pub(super) const BURY: &str = "\
     INSERT INTO outbox.dead_letter (relay, generation, destination, seq, event_id, run_id, run_hash, \
         kind, tenant, version, payload, headers, event_created_at, committed_at, commit_lsn, \
-        commit_index, reason, detail, server_code, attempts) \
+        commit_index, reason, detail, server_code, attempts, blocks_run, history) \
     SELECT $1::text, $2::int4, l.destination, l.seq, l.event_id, l.run_id, l.run_hash, l.kind, \
         l.tenant, l.version, l.payload, l.headers, \
         timestamptz 'epoch' + l.created_at * interval '1 microsecond', \
         timestamptz 'epoch' + l.committed_at * interval '1 microsecond', \
-        l.commit_lsn, l.commit_index, l.reason, l.detail, l.server_code, l.attempts \
+        l.commit_lsn, l.commit_index, l.reason, l.detail, l.server_code, l.attempts, \
+        l.blocks_run, jsonb_build_array(jsonb_build_object( \
+            'at', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'), \
+            'state', 'buried', 'by', 'relay', 'why', l.reason || ': ' || l.detail)) \
     FROM unnest($3::text[], $4::int8[], $5::text[], $6::text[], $7::text[], $8::text[], \
                 $9::int4[], $10::bytea[], $11::text[], $12::int8[], $13::int8[], $14::pg_lsn[], \
-                $15::int8[], $16::text[], $17::text[], $18::int8[], $19::int8[], $20::int8[]) \
+                $15::int8[], $16::text[], $17::text[], $18::int8[], $19::int8[], $20::int8[], \
+                $21::bool[]) \
          WITH ORDINALITY AS l (destination, seq, event_id, run_id, kind, tenant, version, payload, \
                 headers, created_at, committed_at, commit_lsn, commit_index, reason, detail, \
-                server_code, attempts, run_hash, place) \
+                server_code, attempts, run_hash, blocks_run, place) \
     ORDER BY l.place \
     ON CONFLICT (relay, destination, seq, event_id) DO NOTHING";
 
@@ -92,6 +111,7 @@ impl Store {
                     &letters.iter().map(|l| l.server_code.map(count)).collect::<Vec<_>>(),
                     &letters.iter().map(|l| count(l.attempts)).collect::<Vec<_>>(),
                     &letters.iter().map(|l| l.event.run_hash.signed()).collect::<Vec<_>>(),
+                    &letters.iter().map(|l| l.blocks_run).collect::<Vec<_>>(),
                 ],
             )
             .await;

@@ -48,6 +48,7 @@ pub struct Store {
     latest: Statement,
     existing: Statement,
     bury: Statement,
+    again: dead_letters::again::Statements,
     pulse: Statement,
     waiting: Statement,
     destinations: destinations::Statements,
@@ -82,9 +83,10 @@ impl Store {
             database_is_utf8,
         )
         .map_err(refused)?;
-        let (destinations, sweep) = tokio::try_join!(
+        let (destinations, sweep, again) = tokio::try_join!(
             destinations::Statements::prepare(client),
             sweep::Statements::prepare(client, source),
+            dead_letters::again::Statements::prepare(client, source),
         )
         .map_err(refused)?;
         Ok(Store {
@@ -95,6 +97,7 @@ impl Store {
             latest,
             existing,
             bury,
+            again,
             pulse,
             waiting,
             destinations,

@@ -182,6 +182,7 @@ pub fn relay_rights(table: &QualifiedName, removes_rows: bool) -> Vec<NeededRigh
     for name in ["relay", "destination", "dead_letter"] {
         rights.extend(of("table", "outbox", Some(name), &["SELECT", "INSERT", "UPDATE"]));
     }
+    rights.extend(of("table", "outbox", Some("dead_letter"), &["DELETE"]));
     if !is_own(table) {
         rights.extend(of("schema", &table.schema, None, &["USAGE"]));
         let all = ["SELECT", "DELETE"];

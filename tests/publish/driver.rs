@@ -26,6 +26,7 @@ pub fn destination(servers: Vec<String>) -> DestinationConfig {
         filter: Filter::default(),
         required: true,
         pipeline: PipelineChoice::Auto,
+        on_dead_letter: outboxd::config::OnDeadLetter::Continue,
         ack_timeout: Duration::from_secs(2),
         max_in_flight: 10_000,
         shares_stream: false,

@@ -13,6 +13,7 @@ fn destination(subject: &str) -> DestinationConfig {
         filter: Filter::default(),
         required: true,
         pipeline: PipelineChoice::Auto,
+        on_dead_letter: crate::config::OnDeadLetter::Continue,
         ack_timeout: Duration::from_secs(5),
         max_in_flight: 100,
         shares_stream: false,
