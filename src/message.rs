@@ -74,12 +74,25 @@ impl Message {
 /// Makes the message of an event, or says which rule the row breaks. The same event and envelope
 /// always give the same message.
 pub fn encode(event: &Event, envelope: &Envelope) -> Result<Message, Fault> {
+    encode_again(event, envelope, None)
+}
+
+/// The same for an event that is sent from a dead letter: a header names it. The identity stays the
+/// event's, since its message was never stored.
+pub fn encode_again(
+    event: &Event,
+    envelope: &Envelope,
+    letter: Option<i64>,
+) -> Result<Message, Fault> {
     if let Some(fault) = &event.fault {
         return Err(fault.clone());
     }
     let subject = envelope.template.render(event)?;
     let mut block = Block::new();
     block.identity(event, envelope)?;
+    if let Some(letter) = letter {
+        block.redriven(letter)?;
+    }
     if let Some(text) = &event.headers {
         block.row(text)?;
     }

@@ -87,6 +87,7 @@ fn facts() -> StreamFacts {
         last_seq: 0,
         first_seq: 1,
         max_message_bytes: 1 << 20,
+        max_payload_bytes: 1 << 20,
         duplicate_window: Duration::from_secs(120),
         server_version: "2.15.1".to_owned(),
         pipeline: Pipeline::Batch,

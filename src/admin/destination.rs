@@ -94,6 +94,7 @@ struct Lanes {
     retrying: AtomicUsize,
     slow_runs: AtomicUsize,
     slow: AtomicBool,
+    blocked: AtomicUsize,
 }
 
 /// Figures of the lanes.
@@ -105,6 +106,7 @@ pub(super) struct LaneFigures {
     pub retrying: usize,
     pub slow_runs: usize,
     pub slow: bool,
+    pub blocked: usize,
 }
 
 impl DestinationStatus {
@@ -198,6 +200,7 @@ impl DestinationStatus {
         let waiting = core.waiting();
         self.lanes.slow_runs.store(waiting.slow_runs(), Ordering::Relaxed);
         self.lanes.slow.store(waiting.is_slow_as_a_whole(), Ordering::Relaxed);
+        self.lanes.blocked.store(lanes.blocked().len(), Ordering::Relaxed);
         risen
     }
 
@@ -232,6 +235,7 @@ impl DestinationStatus {
             retrying: self.lanes.retrying.load(Ordering::Relaxed),
             slow_runs: self.lanes.slow_runs.load(Ordering::Relaxed),
             slow: self.lanes.slow.load(Ordering::Relaxed),
+            blocked: self.lanes.blocked.load(Ordering::Relaxed),
         }
     }
 }
@@ -249,6 +253,7 @@ impl Counters {
         add(&mut total.duplicates, now.duplicates, seen.duplicates);
         add(&mut total.unmatched, now.unmatched, seen.unmatched);
         add(&mut total.recorded, now.recorded, seen.recorded);
+        add(&mut total.redriven, now.redriven, seen.redriven);
         add(&mut total.refusals, now.refusals, seen.refusals);
         add(&mut total.handed, now.handed, seen.handed);
         add(&mut total.missed, now.missed, seen.missed);

@@ -24,6 +24,7 @@ const HELP: &[(&str, &str, &str)] = &[
     (UNDECIDED_BYTES, "", "Bytes of the memory budget in use"),
     (IN_FLIGHT, "destination", "Events sent and not answered"),
     (RETRYING, "destination", "Runs that wait for a retry or a dead letter"),
+    (BLOCKED, "destination", "Runs that wait behind a dead letter"),
     (UP, "destination", "1 when the destination is connected and able to publish"),
     (SLOT_RETAINED, "", "WAL that the slot holds back; NaN when the server was not asked lately"),
     (SLOT_ACTIVE, "", "1 while this process reads from the slot"),
@@ -45,6 +46,7 @@ const HELP: &[(&str, &str, &str)] = &[
     (PASSES, "", "Passes of retention that came to their end"),
     (BUSY, "", "Steps of retention left for the next pass, since a lock was not to be had"),
     (DEAD_LETTERS, "destination, reason", "Events written to outbox.dead_letter"),
+    (REDRIVEN, "destination", "Dead letters that were sent again and are in the stream"),
     (DUPLICATES, "destination", "Acks that said the stream had the message already"),
     (UNKNOWN, "destination, cause", "Publish outcomes that only the stream could tell"),
     (RESUMED, "destination", "Undecided events that were found in the stream"),
@@ -87,6 +89,8 @@ const UNDECIDED_EVENTS: &str = "outboxd_undecided_events";
 const UNDECIDED_BYTES: &str = "outboxd_undecided_bytes";
 const IN_FLIGHT: &str = "outboxd_in_flight_events";
 const RETRYING: &str = "outboxd_retrying_runs";
+const BLOCKED: &str = "outboxd_blocked_runs";
+const REDRIVEN: &str = "outboxd_redriven_letters_total";
 const UP: &str = "outboxd_destination_up";
 const SLOT_RETAINED: &str = "outboxd_slot_retained_bytes";
 const SLOT_ACTIVE: &str = "outboxd_slot_active";
@@ -191,6 +195,7 @@ impl Exporter {
             }
             self.count(DUPLICATES, &[name], totals.duplicates);
             self.count(RESUMED, &[name], totals.resumed);
+            self.count(REDRIVEN, &[name], totals.redriven);
             for reason in Reason::ALL.iter().map(|reason| reason.as_str()) {
                 let count = totals.dead.get(reason).copied().unwrap_or(0);
                 self.count(DEAD_LETTERS, &[name, ("reason", reason)], count);
@@ -211,6 +216,7 @@ impl Exporter {
             self.count(HANDED, &[name], totals.handed);
             self.count(SWEPT, &[name, ("outcome", "missed")], totals.missed);
             self.count(SWEPT, &[name, ("outcome", "gone")], totals.gone);
+            self.gauge(BLOCKED, &[name], real(shown.blocked));
         }
     }
 }

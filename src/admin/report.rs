@@ -156,6 +156,8 @@ pub struct DestinationReport {
     pub slow_runs: u64,
     /// Is every event waiting, whatever its run?
     pub slow: bool,
+    /// Runs that wait behind a dead letter.
+    pub blocked: u64,
     /// From handing over to ack, last minute.
     pub publish_duration: Option<Latency>,
 }
@@ -200,6 +202,8 @@ pub struct Stages {
     pub missed: u64,
     /// Rows that went away while they waited.
     pub gone: u64,
+    /// Dead letters that were sent again and are in the stream.
+    pub redriven: u64,
 }
 
 impl Report {
@@ -313,6 +317,7 @@ fn unhealthy(
     let mut causes = Vec::new();
     if let Some(lag) = lag.filter(|lag| *lag > max_lag) {
         causes.push(format!("lag is {} s, above {} s", lag.as_secs(), max_lag.as_secs()));
+        causes.extend(blocked(destinations));
     }
     // What waits for the operator is red at once and not only when the lag has grown.
     if let (Phase::Waiting | Phase::Table, Some(Failed { failure, .. })) = (now.phase, &now.failed)
@@ -325,6 +330,13 @@ fn unhealthy(
         causes.extend(down(destinations));
     }
     causes
+}
+
+/// Who waits for the operator: what waits behind a dead letter is late until he decides.
+fn blocked(destinations: &[DestinationReport]) -> impl Iterator<Item = String> {
+    destinations.iter().filter(|one| one.blocked > 0).map(|one| {
+        format!("destination {} has {} runs that wait behind dead letters", one.name, one.blocked)
+    })
 }
 
 fn down(destinations: &[DestinationReport]) -> impl Iterator<Item = String> {
@@ -407,6 +419,7 @@ impl DestinationReport {
                 handed: totals.handed,
                 missed: totals.missed,
                 gone: totals.gone,
+                redriven: totals.redriven,
             },
             unpublished: status.unpublished(),
             waiting: wide(lanes.events),
@@ -415,6 +428,7 @@ impl DestinationReport {
             retrying: wide(lanes.retrying),
             slow_runs: wide(lanes.slow_runs),
             slow: lanes.slow,
+            blocked: wide(lanes.blocked),
             publish_duration: status.publish_duration.recent().map(Latency::of),
         }
     }

@@ -278,6 +278,12 @@ fn destination(one: &DestinationReport) -> String {
     if let Some(found) = &one.unpublished {
         text.push_str(&format!("; {}", unpublished_words(Some(found))));
     }
+    if one.blocked > 0 {
+        text.push_str(&format!(
+            "\n             {} runs BLOCKED behind dead letters: outboxd dead-letters list",
+            one.blocked
+        ));
+    }
     if let Some(failure) = one.failure.as_ref().filter(|_| !one.up) {
         text.push_str(&format!("\n             next: {}", failure.remedy));
     }

@@ -11,7 +11,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::Envelope;
-use super::identity::{GENERATION, LSN, RELAY, SEQ, message_id};
+use super::identity::{GENERATION, LSN, REDRIVEN, RELAY, SEQ, message_id};
 use crate::event::{Event, Fault, Reason};
 
 /// Largest header block: the server keeps its length in 16 bits and refuses longer ones (10097).
@@ -62,6 +62,11 @@ impl Block {
             self.own(HeaderName::from_static("Outbox-Tombstone"), "true", "")?;
         }
         Ok(())
+    }
+
+    /// The dead letter that it comes from.
+    pub(super) fn redriven(&mut self, letter: i64) -> Result<(), Fault> {
+        self.own(HeaderName::from_static(REDRIVEN), &letter.to_string(), "")
     }
 
     fn own(&mut self, name: HeaderName, value: &str, column: &str) -> Result<(), Fault> {

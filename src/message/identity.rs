@@ -13,6 +13,8 @@ pub(super) const RELAY: &str = "Outbox-Relay";
 pub(super) const GENERATION: &str = "Outbox-Generation";
 pub(super) const SEQ: &str = "Outbox-Seq";
 pub(super) const LSN: &str = "Outbox-Lsn";
+/// Number of the dead letter that the message was sent from.
+pub(super) const REDRIVEN: &str = "Outbox-Redriven";
 /// Names the replay job; such a copy counts for its own job only.
 const REPLAY: &str = "Outbox-Replay";
 
@@ -56,6 +58,7 @@ pub fn parse_identity(headers: &HeaderMap, envelope: &Envelope, stream_seq: u64)
         commit_lsn: text(LSN).and_then(|lsn| lsn.parse().ok()),
         generation,
         stream_seq,
+        letter: text(REDRIVEN).and_then(|letter| letter.parse().ok()),
     })
 }
 

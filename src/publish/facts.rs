@@ -83,6 +83,7 @@ pub(super) fn facts(
         last_seq: info.state.last_seq,
         first_seq: info.state.first_seq,
         max_message_bytes: max_message_bytes(&info.config, server),
+        max_payload_bytes: server.max_payload,
         duplicate_window: Duration::from_nanos(nanos),
         server_version: server.version.clone(),
         pipeline,

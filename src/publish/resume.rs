@@ -302,9 +302,12 @@ impl Reader<'_> {
         self.read_to = stream_seq;
         let headers = message.headers.as_ref();
         let found = headers.and_then(|headers| parse_identity(headers, self.envelope, stream_seq));
-        // A stream that was never read, or replaced, can hold millions that are long recorded.
+        // A stream that was never read, or replaced, can hold millions that are long recorded. What
+        // was sent from a dead letter is as old as its event, and may be recorded nowhere.
         let confirmable = self.from.confirmable;
-        self.found.extend(found.filter(|it| it.commit_lsn.is_none_or(|lsn| lsn >= confirmable)));
+        self.found.extend(found.filter(|it| {
+            it.letter.is_some() || it.commit_lsn.is_none_or(|lsn| lsn >= confirmable)
+        }));
     }
 
     /// A request ended before the message we wait for: that message may have been removed since.

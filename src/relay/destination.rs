@@ -6,9 +6,10 @@
 //! its own tries, and the next event alone is the one that was tried least; after that the oldest
 //! again, since only by itself can it be told from the others that are sent with it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::event::{Event, Fault, Reason};
+use crate::event::{Event, Fault, Reason, RunHash};
 use crate::lsn::Lsn;
 use crate::message::{self, Message};
 use crate::relay::attempts::Attempts;
@@ -29,7 +30,7 @@ pub use crate::relay::standing::{Counts, DestinationSpec, LastAcked, Phase};
 #[derive(Debug)]
 pub(super) enum Step {
     Send(Attempt, Message),
-    Bury(Slot, Box<Event>, Fault, u32),
+    Bury(Slot, Box<Event>, Fault, u32, Option<i64>),
     Resume(ReadFrom),
     Load(Vec<Waiter>),
     ReadWaiting(i64, usize),
@@ -93,13 +94,17 @@ impl Destination {
         let seed = spec.name.bytes().fold(first_attempt, mix);
         let recorded_floor = spec.floor.clone().filter(|floor| !floor.created.is_empty());
         let waiting = Waiting::new(&spec.waiting, spec.waiting_beyond, spec.gap, numbers);
+        let mut lanes = Lanes::new(u32::MAX);
+        for (run, seq, position) in &spec.letters.blocked {
+            lanes.block(*run, *seq, *position, None);
+        }
         Destination {
             waiting,
             remembered: Remembered::default(),
             recorded_id: spec.recorded_id,
             moved_at: None,
             spec,
-            lanes: Lanes::new(u32::MAX),
+            lanes,
             decided: Decided::default(),
             counts: Counts::default(),
             attempts: Attempts::new(first_attempt),
@@ -425,7 +430,7 @@ impl Destination {
         let mut words = refusal.detail.clone();
         if refusal.code != 0 {
             words.push_str(&format!(" (JetStream error {})", refusal.code));
-            let message = self.lanes.get(slot).map(|entry| self.message(&entry.event));
+            let message = self.lanes.get(slot).map(|entry| self.message(entry));
             if let Some(Ok(message)) = message {
                 let size = message.size;
                 words.push_str(&format!("; the message has {size} bytes, headers counted"));
@@ -443,11 +448,20 @@ impl Destination {
 
     /// The event is in the dead letters, durably.
     pub(super) fn buried(&mut self, slot: Slot, seq: i64, reason: Reason) -> Option<Entry> {
-        if self.lanes.get(slot)?.event.seq != seq {
-            return None;
+        let entry = self.lanes.get(slot).filter(|entry| entry.event.seq == seq)?;
+        if entry.origin.letter().is_none() {
+            let (event, ordinal) = (Arc::clone(&entry.event), entry.ordinal());
+            *self.counts.dead.entry(reason.as_str()).or_default() += 1;
+            self.block_behind(&event, ordinal);
         }
-        *self.counts.dead.entry(reason.as_str()).or_default() += 1;
         self.lanes.settle(slot)
+    }
+
+    /// Nothing blocks this run any more.
+    pub(super) fn release(&mut self, run: RunHash, number: u64) {
+        if self.lanes.release(run, number) {
+            self.waiting.look_again();
+        }
     }
 
     /// The dead letters could not be written: the event is tried again from the start.
@@ -493,7 +507,8 @@ impl Destination {
                 let Some(entry) = self.lanes.get(slot) else { continue };
                 // A copy of the event, so that the lanes alone hold the shared one.
                 let event = Box::new(Event::clone(&entry.event));
-                return Some(Step::Bury(slot, event, fault, entry.attempts));
+                let letter = entry.origin.letter();
+                return Some(Step::Bury(slot, event, fault, entry.attempts, letter));
             }
             match self.phase {
                 Phase::ResumeAt { at, proven } => {
@@ -521,7 +536,7 @@ impl Destination {
             let another = self.phase == Phase::Probe && self.unproven % 2 == 1;
             let slot = if another { self.lanes.take_least_tried() } else { self.lanes.take() }?;
             let entry = self.lanes.get(slot)?;
-            match self.encode(&entry.event) {
+            match self.encode(entry) {
                 Ok(message) => {
                     self.counts.sent += 1;
                     return Some(Step::Send(self.attempts.send(slot, now), message));
@@ -549,13 +564,17 @@ impl Destination {
             || self.attempts.span() >= self.spec.max_in_flight.saturating_mul(SPAN_FACTOR)
     }
 
-    fn message(&self, event: &Event) -> Result<Message, Fault> {
-        message::encode(event, &self.spec.envelope)
+    fn message(&self, entry: &Entry) -> Result<Message, Fault> {
+        message::encode_again(&entry.event, &self.spec.envelope, entry.origin.letter())
     }
 
-    fn encode(&self, event: &Event) -> Result<Message, Fault> {
-        let message = self.message(event)?;
-        let limit = self.facts.as_ref().map_or(usize::MAX, |facts| facts.max_message_bytes);
+    fn encode(&self, entry: &Entry) -> Result<Message, Fault> {
+        let message = self.message(entry)?;
+        // The stream's limit may just have been raised for a letter: then the stream decides.
+        let limit = self.facts.as_ref().map_or(usize::MAX, |facts| match entry.origin.letter() {
+            None => facts.max_message_bytes,
+            Some(_) => facts.max_payload_bytes,
+        });
         if message.size > limit {
             let detail = format!(
                 "the message has {} bytes, headers counted; server and stream take {limit}",

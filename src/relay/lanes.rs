@@ -4,6 +4,8 @@
 //! failure the lane takes nothing out until everything it has in flight is answered, then starts
 //! again at its first undecided entry. Between lanes the order is that of commits.
 
+mod blocked;
+
 use hashbrown::HashMap;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,6 +14,7 @@ use std::time::Instant;
 
 use crate::event::{Event, RunHash};
 use crate::relay::receipts::Origin;
+pub use blocked::Block;
 
 /// Index of an entry; reused after the entry is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -97,6 +100,9 @@ pub struct Lanes {
     missed: usize,
     /// Events that the ledger has as waiting.
     handed: usize,
+    /// Runs that wait behind a dead letter, and how many there ever were.
+    blocked: HashMap<RunHash, Block>,
+    blocks: u64,
 }
 
 impl Lanes {
@@ -114,6 +120,8 @@ impl Lanes {
             len: 0,
             missed: 0,
             handed: 0,
+            blocked: HashMap::new(),
+            blocks: 0,
         }
     }
 
@@ -169,7 +177,7 @@ impl Lanes {
         self.len += 1;
         let from_wal = u32::from(matches!(origin, Origin::Wal(_)));
         match origin {
-            Origin::Wal(_) => {}
+            Origin::Wal(_) | Origin::Letter { .. } => {}
             Origin::Table { handed: true, .. } => self.handed += 1,
             Origin::Table { handed: false, .. } => self.missed += 1,
         }
@@ -394,9 +402,13 @@ impl Lanes {
         true
     }
 
-    /// Slots of the events not in flight that `wanted` picks, in no particular order.
+    /// Slots of the events not in flight that `wanted` picks, in no particular order. Letters are
+    /// left out: their numbers were decided long ago.
     pub fn find_waiting(&self, mut wanted: impl FnMut(&Event) -> bool) -> Vec<Slot> {
-        let mut waiting = |entry: &Entry| entry.state == State::Waiting && wanted(&entry.event);
+        let mut waiting = |entry: &Entry| {
+            let plain = entry.state == State::Waiting && entry.origin.letter().is_none();
+            plain && wanted(&entry.event)
+        };
         let numbered = self.slots.iter().zip(0u32..);
         numbered
             .filter(|(entry, _)| entry.as_ref().is_some_and(&mut waiting))
@@ -412,14 +424,17 @@ impl Lanes {
 
     /// Lanes that stand still, with nothing in flight; `all`: every lane with nothing in flight.
     /// None of which an event is on its way to the dead letters.
+    /// Of a blocked run nothing goes that committed before its letter's event: it would be sent
+    /// behind the letter then.
     fn idle(&self, all: bool) -> impl Iterator<Item = (RunHash, &Lane)> {
-        let stands = move |lane: &Lane| match lane.gate {
+        let stands = move |run: RunHash, lane: &Lane| match lane.gate {
+            Gate::Burying(_) => false,
+            _ if self.is_blocked(run) => self.waits_blocked(run, lane.head),
             Gate::Until(_) => true,
             Gate::Open | Gate::Rewinding => all,
-            Gate::Burying(_) => false,
         };
-        let idle = self.lanes.iter().filter(move |(_, lane)| lane.in_flight == 0 && stands(lane));
-        idle.map(|(run, lane)| (*run, lane))
+        let lanes = self.lanes.iter().map(|(run, lane)| (*run, lane));
+        lanes.filter(move |(run, lane)| lane.in_flight == 0 && stands(*run, lane))
     }
 
     /// The runs of idle lanes, each with the time that its lane waits for; `wal`: only those that
@@ -438,10 +453,13 @@ impl Lanes {
         self.idle(all).map(|(_, lane)| usize::try_from(lane.len).unwrap_or(usize::MAX)).sum()
     }
 
-    /// The events of lanes that go on: neither the clock nor a burial holds them.
+    /// The events of lanes that go on: neither the clock, a burial nor a dead letter holds them.
     pub fn going_len(&self) -> usize {
-        let goes = |lane: &&Lane| matches!(lane.gate, Gate::Open | Gate::Rewinding);
-        let lens = self.lanes.values().filter(goes).map(|lane| usize::try_from(lane.len));
+        let goes = |(run, lane): &(&RunHash, &Lane)| {
+            let open = matches!(lane.gate, Gate::Open | Gate::Rewinding);
+            open && !self.waits_blocked(**run, lane.head)
+        };
+        let lens = self.lanes.iter().filter(goes).map(|(_, lane)| usize::try_from(lane.len));
         lens.map(|len| len.unwrap_or(usize::MAX)).sum()
     }
 
@@ -462,9 +480,10 @@ impl Lanes {
 
     /// May events of this run be read from the table, since its lane goes on and is short?
     pub fn may_grow(&self, run: RunHash) -> bool {
-        self.lanes.get(&run).is_none_or(|lane| {
-            matches!(lane.gate, Gate::Open | Gate::Rewinding) && lane.len < LANE_SHORT
-        })
+        !self.is_blocked(run)
+            && self.lanes.get(&run).is_none_or(|lane| {
+                matches!(lane.gate, Gate::Open | Gate::Rewinding) && lane.len < LANE_SHORT
+            })
     }
 
     /// The numbers of all events.
@@ -499,6 +518,11 @@ impl Lanes {
 
     /// Puts the lane's `next` among the ready ones if it may be sent and isn't there yet.
     fn list(&mut self, run: RunHash) {
+        if !self.blocked.is_empty()
+            && self.lanes.get(&run).is_some_and(|lane| self.is_barred(run, lane.next))
+        {
+            return;
+        }
         if let Some(lane) = self.lanes.get_mut(&run)
             && !lane.listed
             && lane.gate == Gate::Open
@@ -548,7 +572,7 @@ impl Lanes {
         let entry = self.slots.get_mut(index)?.take()?;
         self.len -= 1;
         match entry.origin {
-            Origin::Wal(_) => {}
+            Origin::Wal(_) | Origin::Letter { .. } => {}
             Origin::Table { handed: true, .. } => self.handed -= 1,
             Origin::Table { handed: false, .. } => self.missed -= 1,
         }

@@ -1,12 +1,14 @@
 //! The relay as a state machine: every input goes through [`Relay::handle`], every effect comes
 //! out of [`Relay::poll`]. It keeps P1–P5 and the bounds of P8; see the crate's documentation.
 
+use hashbrown::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::event::{Event, Fault, Reason, UnixMicros};
 use crate::lsn::Lsn;
 use crate::message::Message;
+pub use crate::relay::again::{BlockedRun, Question, Redrive};
 use crate::relay::destination::{Destination, DestinationSpec, LastAcked, Step};
 use crate::relay::lanes::{Entry, Slot};
 use crate::relay::outcome::{Answer, Attempt, DestinationId, Floor, Found, ReadFrom, StreamFacts};
@@ -107,6 +109,13 @@ pub enum Input {
     Bridged(DestinationId),
     /// Undecided events hold back more WAL than they may, or no longer.
     WalPressure(bool),
+    /// The dead letters' answer to [`Relay::ask_letters`].
+    Letters {
+        /// Letters to send again.
+        again: Vec<Redrive>,
+        /// Runs that nothing blocks any more.
+        released: Vec<BlockedRun>,
+    },
     /// Take nothing new; finish what is in flight.
     Stop,
 }
@@ -124,6 +133,8 @@ pub struct Verified {
     pub strangers: Vec<Found>,
     /// Highest commit LSN among them; `None`: not known for all, so they are kept for good.
     pub last_lsn: Option<Lsn>,
+    /// Letters whose messages are in it, and whose state says so now.
+    pub letters: Vec<i64>,
 }
 
 /// Names a burial in its answer.
@@ -135,6 +146,8 @@ pub struct Burial {
     pub seq: i64,
     /// Why.
     pub reason: Reason,
+    /// The letter that was sent again, and is to be buried once more.
+    pub letter: Option<i64>,
     slot: Slot,
 }
 
@@ -234,6 +247,9 @@ pub struct Relay {
     /// When the oldest decision without receipt was made.
     pub(super) undecided_since: Option<Instant>,
     burials: usize,
+    /// Letters that were closed or buried again since the dead letters were asked.
+    pub(super) closed_letters: HashSet<i64>,
+    pub(super) letters_changed: bool,
     pub(super) stopping: bool,
     /// Commit times of events acked since the pump last asked.
     acked: Vec<UnixMicros>,
@@ -263,6 +279,8 @@ impl Relay {
             writing_since: None,
             undecided_since: None,
             burials: 0,
+            closed_letters: HashSet::new(),
+            letters_changed: false,
             stopping: false,
             acked: Vec::new(),
             turn: 0,
@@ -300,6 +318,7 @@ impl Relay {
             }
             Input::Bridged(id) => self.each(id, Destination::bridged),
             Input::WalPressure(on) => self.wal_pressure = on,
+            Input::Letters { again, released } => self.letters(now, again, &released),
             Input::Stop => self.stopping = true,
         }
         Ok(())
@@ -343,6 +362,7 @@ impl Relay {
         let Some(destination) = self.destinations.get_mut(usize::from(id.0)) else { return };
         for entry in destination.answer(now, answer) {
             destination.decide(now, &entry, Decision::Published);
+            destination.counts.redriven += u64::from(entry.origin.letter().is_some());
             self.undecided_since.get_or_insert(now);
             self.acked.extend(entry.event.committed_at);
             let_go(&mut self.held_bytes, entry);
@@ -350,6 +370,7 @@ impl Relay {
     }
 
     fn resumed(&mut self, now: Instant, id: DestinationId, verified: Verified) {
+        self.letters_found(id, &verified);
         let Some(destination) = self.destinations.get_mut(usize::from(id.0)) else { return };
         let spec = &mut destination.spec;
         if !verified.seqs.is_empty() {
@@ -382,8 +403,15 @@ impl Relay {
         if !done {
             destination.burial_failed(now, burial.slot, burial.seq);
         } else if let Some(entry) = destination.buried(burial.slot, burial.seq, burial.reason) {
-            destination.decide(now, &entry, Decision::Dead);
-            self.undecided_since.get_or_insert(now);
+            match entry.origin.letter() {
+                Some(letter) => {
+                    self.closed_letters.insert(letter);
+                }
+                None => {
+                    destination.decide(now, &entry, Decision::Dead);
+                    self.undecided_since.get_or_insert(now);
+                }
+            }
             let_go(&mut self.held_bytes, entry);
         }
     }
@@ -391,6 +419,7 @@ impl Relay {
     fn recorded(&mut self, newest: i64) {
         self.writing_since = None;
         for draft in self.writing.take().unwrap_or_default() {
+            self.letters_recorded(&draft.decided);
             for (txn, count) in &draft.decided.waiting {
                 self.watermark.release(*txn, *count);
             }
@@ -440,10 +469,11 @@ impl Relay {
                 Step::ReadWaiting(after, most) => {
                     Action::ReadWaiting { destination: id, after, most }
                 }
-                Step::Bury(slot, event, fault, attempts) => {
+                Step::Bury(slot, event, fault, attempts, letter) => {
                     self.burials += 1;
                     let seq = event.seq;
-                    let burial = Burial { destination: id, seq, reason: fault.reason, slot };
+                    let reason = fault.reason;
+                    let burial = Burial { destination: id, seq, reason, letter, slot };
                     Action::Bury { burial, event, fault, attempts }
                 }
             });

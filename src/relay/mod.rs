@@ -3,8 +3,10 @@
 //!
 //! Reading order: [`machine`] (inputs and actions), [`destination`] (the procedure after an unknown
 //! outcome), [`lanes`] (order), [`attempts`] (the floor), [`receipts`], [`watermark`] (what may be
-//! confirmed); then [`waiting`] and [`slow`] (what does not come by WAL alone).
+//! confirmed); then [`waiting`] and [`slow`] (what does not come by WAL alone), and
+//! [`again`] (dead letters).
 
+pub mod again;
 pub mod attempts;
 pub mod awaited;
 pub mod backoff;

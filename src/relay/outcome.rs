@@ -112,6 +112,8 @@ pub struct StreamFacts {
     pub first_seq: u64,
     /// Largest message (headers counted) that server *and* stream accept, bytes.
     pub max_message_bytes: usize,
+    /// Largest that the server accepts: one above it costs the connection.
+    pub max_payload_bytes: usize,
     /// Dedupe window.
     pub duplicate_window: Duration,
     /// nats-server version, e.g. `2.15.1`.
@@ -198,6 +200,8 @@ pub struct Found {
     pub generation: i32,
     /// Its stream sequence.
     pub stream_seq: u64,
+    /// `Outbox-Redriven`: the dead letter that it was sent from.
+    pub letter: Option<i64>,
 }
 
 /// Result of reading the stream from the floor to its end.

@@ -17,13 +17,30 @@ pub enum Origin {
         /// The ledger has it as waiting.
         handed: bool,
     },
+    /// A dead letter that is sent again: its number is decided, and stays so whatever comes of it.
+    Letter {
+        /// Number of the letter.
+        letter: i64,
+        /// It committed at or below; zero when no WAL showed it.
+        until: Lsn,
+    },
 }
 
 impl Origin {
     /// WAL from above brings the event no more.
     pub fn until(self) -> Lsn {
         match self {
-            Origin::Wal(TxnId(lsn)) | Origin::Table { until: lsn, .. } => lsn,
+            Origin::Wal(TxnId(lsn))
+            | Origin::Table { until: lsn, .. }
+            | Origin::Letter { until: lsn, .. } => lsn,
+        }
+    }
+
+    /// The dead letter that it comes from.
+    pub fn letter(self) -> Option<i64> {
+        match self {
+            Origin::Letter { letter, .. } => Some(letter),
+            Origin::Wal(_) | Origin::Table { .. } => None,
         }
     }
 }
@@ -50,6 +67,8 @@ pub struct Decided {
     pub dead: RangeSet,
     /// Numbers whose rows went away.
     pub gone: RangeSet,
+    /// Letters that were sent again and are in the stream now.
+    pub letters: Vec<i64>,
     /// Handed over, in commit order. Not decided, and to be recorded like decisions.
     pub handed: Vec<(i64, RunHash)>,
     /// How many were published.
@@ -75,6 +94,7 @@ impl Decided {
             Decision::Published => {
                 self.published.insert(seq);
                 self.published_events += 1;
+                self.letters.extend(origin.letter());
             }
             Decision::Unmatched => {
                 self.published.insert(seq);

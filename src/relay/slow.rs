@@ -115,7 +115,9 @@ impl Destination {
     /// Puts an event where it belongs.
     pub(super) fn place(&mut self, now: Instant, event: &Arc<Event>, origin: Origin) -> Placed {
         let seq = event.seq;
-        if self.is_in_stream(event) {
+        if self.has_letter(event) {
+            self.decide_number(seq, origin, Decision::Dead);
+        } else if self.is_in_stream(event) {
             self.decide_number(seq, origin, Decision::Published);
         } else if event.fault.is_none() && !route::takes(&self.spec.filter, event) {
             self.counts.unmatched += 1;
@@ -174,11 +176,14 @@ impl Destination {
     }
 
     /// Is nothing decided though there is something to decide? When it is only some runs that are
-    /// refused, others could go on, and may be in the WAL.
+    /// refused, others could go on, and may be in the WAL; so can they when all that is left waits
+    /// behind dead letters.
     fn stands_still(&self, now: Instant) -> bool {
         let moves = self.moved_at.is_some_and(|at| now < at + STANDSTILL);
         let only_runs = || self.phase() == Phase::Flow && self.lanes.going_len() == 0;
-        !self.lanes.is_empty() && !moves && (self.is_hopeless() || !only_runs())
+        self.lanes.len() > self.lanes.blocked_len()
+            && !moves
+            && (self.is_hopeless() || !only_runs())
     }
 
     /// Does it need memory, to go on with what waits?
@@ -215,7 +220,8 @@ impl Destination {
         let old = self.waiting.is_bridging();
         for entry in entries {
             let origin = entry.origin;
-            if !matches!(origin, Origin::Table { handed: false, .. }) {
+            // Letters have their place outside: they are read again when there is room.
+            if !matches!(origin, Origin::Table { handed: false, .. } | Origin::Letter { .. }) {
                 let (seq, run) = (entry.event.seq, entry.event.run_hash);
                 waiters.push(Waiter { seq, run, until: origin.until(), old });
             }

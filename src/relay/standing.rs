@@ -1,11 +1,12 @@
 //! What a destination is configured as, where it stands, and what it counted. No logic.
 
+use hashbrown::HashMap;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use crate::config::Filter;
-use crate::event::EventId;
-use crate::lsn::Lsn;
+use crate::event::{EventId, RunHash};
+use crate::lsn::{Lsn, Position};
 use crate::message::Envelope;
 use crate::relay::outcome::Floor;
 use crate::relay::ranges::RangeSet;
@@ -40,6 +41,20 @@ pub struct DestinationSpec {
     pub waiting_beyond: Option<i64>,
     /// Rows were committed that no WAL will bring: what WAL brings waits until they are found.
     pub gap: bool,
+    /// Its dead letters.
+    pub letters: Letters,
+}
+
+/// What the core must know of a destination's dead letters.
+#[derive(Debug, Clone, Default)]
+pub struct Letters {
+    /// Does a run wait behind the dead letter of its event?
+    pub blocks_runs: bool,
+    /// Runs that wait, each with the number and the position of the event in the letter.
+    pub blocked: Vec<(RunHash, i64, Option<Position>)>,
+    /// Events that have their letter, and no receipt yet: the letter is durable first. By number,
+    /// with their ids as text.
+    pub buried: HashMap<i64, String>,
 }
 
 /// Where a destination stands.
@@ -109,6 +124,8 @@ pub struct Counts {
     pub missed: u64,
     /// Events whose rows went away while they waited.
     pub gone: u64,
+    /// Dead letters that were sent again and are in the stream.
+    pub redriven: u64,
     /// Refusals that may heal.
     pub refusals: u64,
     /// Unknown outcomes by cause.

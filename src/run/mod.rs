@@ -5,6 +5,7 @@
 
 mod caretaker;
 pub mod clock;
+mod letters;
 mod plan;
 mod pump;
 mod reporting;

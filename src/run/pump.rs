@@ -18,11 +18,11 @@ use crate::relay::machine::{ProtocolViolation, Verified};
 use crate::relay::outcome::{DestinationId, Resumed};
 use crate::relay::{Action, Input, Relay};
 use crate::run::caretaker::{self, Caretaker};
-use crate::run::clock;
 use crate::run::reporting::Reporter;
 use crate::run::session::Ended;
 use crate::run::sweeper::{Ask, Sweeper};
 use crate::run::work::{Done, Ledger, Place, letter};
+use crate::run::{clock, letters};
 use crate::store::Pulse;
 use crate::store::sweep::{parse_marker, parse_request};
 use crate::wal::{Control, WalItem, WalStream};
@@ -49,6 +49,7 @@ pub struct Pump<'a> {
     pub sweeper: Sweeper,
     /// Sees to a slot while there is no WAL.
     pub caretaker: Option<Caretaker>,
+    pub letters: letters::Clock,
     pub shutdown: CancellationToken,
     pub shutdown_timeout: Duration,
     pub max_retained_wal_bytes: u64,
@@ -89,6 +90,12 @@ impl Pump<'_> {
                     jobs.push(Box::pin(Arc::clone(&self.ledger).ping()));
                 }
             }
+            if stop.is_none()
+                && let Some(asked) = self.letters.due(clock::now(), self.relay)
+            {
+                let names = self.places.iter().map(|place| place.destination.clone()).collect();
+                jobs.push(Box::pin(Arc::clone(&self.ledger).letters(asked, names)));
+            }
             if stop.as_ref().is_some_and(|stop| self.is_over(stop)) {
                 break;
             }
@@ -97,6 +104,7 @@ impl Pump<'_> {
                 stop.as_ref().map(|stop| stop.by),
                 self.reporter.wake_at(),
                 self.sweeper.wake_at(),
+                self.letters.wake_at().filter(|_| stop.is_none()),
                 self.caretaker.as_ref().and_then(Caretaker::wake_at),
                 Some(next_ping),
             ];
@@ -125,6 +133,7 @@ impl Pump<'_> {
                 items = next_items(self.wal.as_mut()), if self.relay.wants_wal() => {
                     self.read(items?)?;
                 }
+                () = self.control.notified() => self.letters.hurry(clock::now()),
                 () = tokio::time::sleep_until(wake.into()) => {}
             }
         }
@@ -224,8 +233,13 @@ impl Pump<'_> {
                         "dead letter: {}",
                         fault.detail
                     );
-                    let letter = letter(place, *event, fault, attempts);
-                    jobs.push(Box::pin(Arc::clone(&self.ledger).bury(burial, letter)));
+                    let ledger = Arc::clone(&self.ledger);
+                    jobs.push(match burial.letter {
+                        Some(id) => Box::pin(ledger.bury_again(burial, id, fault, attempts)),
+                        None => {
+                            Box::pin(ledger.bury(burial, letter(place, *event, fault, attempts)))
+                        }
+                    });
                 }
                 Action::Load { destination, waiters, max_bytes } => {
                     let Some(place) = self.place(destination) else { continue };
@@ -360,8 +374,10 @@ impl Pump<'_> {
         let Some((destination, place)) = destination.zip(self.place(id)) else { return Ok(()) };
         let mut resumed = resumed;
         let mut candidates = std::mem::take(&mut resumed.found);
-        candidates
-            .retain(|found| found.generation == generation && !destination.is_decided(found.seq));
+        candidates.retain(|found| {
+            let open = found.letter.is_some() || !destination.is_decided(found.seq);
+            found.generation == generation && open
+        });
         if candidates.is_empty() {
             let Resumed { created, last_seq, .. } = resumed;
             let verified = Verified { created, last_seq, ..Verified::default() };
@@ -394,6 +410,12 @@ impl Pump<'_> {
                 let verified = result?;
                 self.reporter.resumed(id, &verified);
                 self.feed(Input::Resumed(id, verified))?;
+            }
+            Done::Letters(result) => {
+                let answer = result?;
+                self.letters.answered(clock::now(), &answer);
+                let letters::Answer { again, released, .. } = answer;
+                self.feed(Input::Letters { again, released })?;
             }
             Done::Pinged(result) => {
                 let pulse = result?;

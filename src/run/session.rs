@@ -21,13 +21,14 @@ use crate::relay::ranges::RangeSet;
 use crate::relay::waiting::{NUMBERS_MAX, Waiter};
 use crate::relay::{Limits, Relay};
 use crate::run::caretaker::{self, Caretaker};
-use crate::run::clock;
 use crate::run::plan::Plan;
 use crate::run::pump::Pump;
 use crate::run::reporting::Reporter;
 use crate::run::slow_work::waiters;
 use crate::run::sweeper::Sweeper;
 use crate::run::work::{Ledger, Place};
+use crate::run::{clock, letters};
+use crate::store::dead_letters::again::Standing;
 use crate::store::destinations::Progress;
 use crate::store::ledger::Latest;
 use crate::store::{Store, identity, lock, shape, slot};
@@ -149,6 +150,7 @@ pub async fn run(
         reporter,
         sweeper,
         caretaker: table,
+        letters: letters::Clock::new(clock::now(), config.dead_letters.retention),
         shutdown: shutdown.clone(),
         shutdown_timeout: config.relay.shutdown_timeout,
         max_retained_wal_bytes: config.relay.max_retained_wal_bytes,
@@ -248,6 +250,7 @@ struct Prepared {
     progress: Vec<Progress>,
     /// In the order of the configuration's destinations.
     known: Vec<Known>,
+    letters: Vec<Standing>,
 }
 
 /// What the ledger says of a destination.
@@ -319,8 +322,15 @@ async fn prepare(
         known.beyond = (!part.complete).then_some(part.last_id);
         known.waiting = waiters(&part, progress.gap);
     }
+    let names: Vec<&str> = config.destinations.iter().map(|each| each.name.as_str()).collect();
+    let from = match &plan {
+        Plan::Stream(slot) => slot.confirmed_flush,
+        // No WAL brings anything.
+        Plan::Table { .. } | Plan::Fail(_) => Lsn(u64::MAX),
+    };
+    let letters = store.standing(&client, from, &names).await?;
     let ledger = Arc::new(Ledger { client, store, generation: row.generation });
-    Ok(Prepared { ledger, plan, progress, known })
+    Ok(Prepared { ledger, plan, progress, known, letters })
 }
 
 fn places(config: &Config, generation: i32) -> Vec<Place> {
@@ -351,6 +361,12 @@ fn specs(config: &Config, places: &[Place], prepared: &Prepared) -> Vec<Destinat
             waiting: known.waiting.clone(),
             waiting_beyond: known.beyond,
             gap: progress.gap.is_some(),
+            letters: letters::at_start(
+                &prepared.letters,
+                &destination.name,
+                place.blocks_runs,
+                &known.recorded,
+            ),
         }
     })
     .collect()

@@ -11,6 +11,7 @@ use crate::message::{Envelope, message_id};
 use crate::relay::machine::{Burial, Loaded, ReceiptDraft, Verified, WaitingPart};
 use crate::relay::outcome::{DestinationId, Found, Resumed};
 use crate::relay::ranges::RangeSet;
+use crate::run::letters;
 use crate::run::plan::Plan;
 use crate::run::sweeper::Looked;
 use crate::store::dead_letters::DeadLetter;
@@ -72,6 +73,8 @@ pub enum Done {
     SlotMade(Result<Lsn, Failure>),
     /// What can be done about the slot now.
     SlotSeen(Result<Plan, Failure>),
+    /// What the dead letters said, or the session is over.
+    Letters(Result<letters::Answer, Failure>),
 }
 
 /// Silence after which the control connection counts as dead.
@@ -92,7 +95,14 @@ impl Ledger {
 
     /// Writes receipts in one statement. The drafts of one destination become up to two rows:
     /// what is in the stream, with the unmatched numbers between, and what is in the dead letters.
+    ///
+    /// The letters that were sent again come before: a floor above their messages hides them.
     pub async fn record(self: Arc<Self>, drafts: Vec<(Place, ReceiptDraft)>) -> Done {
+        let redriven: Vec<i64> =
+            drafts.iter().flat_map(|(_, draft)| draft.decided.letters.iter().copied()).collect();
+        if let Err(failure) = self.store.redriven(&self.client, &redriven).await {
+            return Done::Recorded(Err(failure));
+        }
         let receipts: Vec<Receipt> =
             drafts.iter().flat_map(|(place, draft)| receipts(place, draft)).collect();
         let written = self.store.append(&self.client, self.generation, &receipts).await;
@@ -128,6 +138,19 @@ impl Ledger {
         let mut seqs = RangeSet::default();
         let mut events = 0;
         let mut until = None;
+        // What was sent from a letter is known by the letter, whether its row is there or not.
+        let (redriven, candidates): (Vec<Found>, Vec<Found>) =
+            candidates.into_iter().partition(|found| found.letter.is_some());
+        let claims: Vec<&Found> = redriven.iter().collect();
+        let letters = self.claim(&place.destination, &claims).await?;
+        for found in
+            redriven.iter().filter(|one| one.letter.is_some_and(|id| letters.contains(&id)))
+        {
+            if !seqs.contains(found.seq) {
+                events += 1;
+                seqs.insert(found.seq);
+            }
+        }
         // Bounded statements: a stream that was never read can hold millions of our messages.
         for chunk in candidates.chunks(10_000) {
             let wanted: Vec<(i64, EventId)> =
@@ -152,7 +175,8 @@ impl Ledger {
                  brings their events, and left alone otherwise"
             );
         }
-        let counted = || candidates.iter().filter(|found| seqs.contains(found.seq));
+        let counted =
+            || candidates.iter().chain(&redriven).filter(|found| seqs.contains(found.seq));
         let last = counted().max_by_key(|found| found.stream_seq);
         let known: Option<Vec<Lsn>> = counted().map(|found| found.commit_lsn).collect();
         // A message that only the slow path sent does not say where its event was committed: then
@@ -178,7 +202,7 @@ impl Ledger {
             self.store.append(&self.client, self.generation, &[receipt]).await?;
         }
         let Resumed { created, last_seq, .. } = resumed;
-        Ok(Verified { created, last_seq, seqs, strangers, last_lsn })
+        Ok(Verified { created, last_seq, seqs, strangers, last_lsn, letters })
     }
 }
 

@@ -180,13 +180,13 @@ impl World {
             .collect())
     }
 
-    /// Ids in the dead letters.
+    /// Ids in the dead letters, but for those that are in the stream after all.
     ///
     /// # Errors
     /// When PostgreSQL refuses.
     pub async fn buried(&self) -> Result<HashSet<uuid::Uuid>> {
         let client = self.postgres.connect().await?;
-        let sql = "SELECT event_id::uuid FROM outbox.dead_letter";
+        let sql = "SELECT event_id::uuid FROM outbox.dead_letter WHERE state <> 'redriven'";
         let rows = client.query(sql, &[]).await.map_err(|error| words("dead letters", &error))?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
@@ -268,7 +268,7 @@ impl World {
     async fn progress(&self, client: &tokio_postgres::Client) -> Result<(u64, Lsn)> {
         let state = stream::state(&self.broker.connect().await?, STREAM).await?;
         let row = client
-            .query_one("SELECT count(*) FROM outbox.dead_letter", &[])
+            .query_one("SELECT count(*) FROM outbox.dead_letter WHERE state <> 'redriven'", &[])
             .await
             .map_err(|error| words("dead letters", &error))?;
         let buried = u64::try_from(row.get::<_, i64>(0)).unwrap_or(0);

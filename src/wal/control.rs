@@ -1,12 +1,15 @@
 //! The control connection: statements beside the stream. Owns its life; the statements are
 //! `store`'s.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 use tokio_postgres::config::SslMode;
-use tokio_postgres::{Client, Connection, NoTls, SimpleQueryMessage, tls::NoTlsStream};
+use tokio_postgres::{
+    AsyncMessage, Client, Connection, NoTls, SimpleQueryMessage, tls::NoTlsStream,
+};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::failure_of;
@@ -23,6 +26,7 @@ pub struct Control {
     /// Runs statements.
     pub client: Arc<Client>,
     closed: watch::Receiver<Option<Failure>>,
+    notified: Arc<Notify>,
     deadline: Duration,
     _goodbye: DropGuard,
 }
@@ -42,9 +46,15 @@ impl Control {
             .map_err(|error| failure_of(&error))?;
         let (ended, closed) = watch::channel(None);
         let goodbye = CancellationToken::new();
-        tokio::spawn(live(connection, ended, goodbye.clone()));
-        let control =
-            Control { client: Arc::new(client), closed, deadline, _goodbye: goodbye.drop_guard() };
+        let notified = Arc::new(Notify::new());
+        tokio::spawn(live(connection, ended, Arc::clone(&notified), goodbye.clone()));
+        let control = Control {
+            client: Arc::new(client),
+            closed,
+            notified,
+            deadline,
+            _goodbye: goodbye.drop_guard(),
+        };
         let facts = control.facts().await?;
         control.prepare_session(facts.identity.server_version).await?;
         Ok((control, facts))
@@ -90,6 +100,12 @@ impl Control {
         .unwrap_or_else(|| Failure::new(Kind::Internal, "the control connection's task is gone"))
     }
 
+    /// Resolves when the server passed on a NOTIFY that this session listens for, once for all that
+    /// came since the last time. Cancel-safe.
+    pub async fn notified(&self) {
+        self.notified.notified().await;
+    }
+
     /// Asks for a sign of life, for as long as a connection may take.
     pub async fn ping(&self) -> Result<(), Failure> {
         match timeout(self.deadline, self.client.simple_query("")).await {
@@ -106,11 +122,21 @@ impl Control {
 async fn live(
     mut connection: Connection<Handover, NoTlsStream>,
     ended: watch::Sender<Option<Failure>>,
+    notified: Arc<Notify>,
     goodbye: CancellationToken,
 ) {
+    let drive = async {
+        while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
+            if let AsyncMessage::Notification(_) = message? {
+                notified.notify_one();
+            }
+        }
+        Ok::<(), tokio_postgres::Error>(())
+    };
+    tokio::pin!(drive);
     let ending = tokio::select! {
-        ending = &mut connection => Some(ending),
-        () = goodbye.cancelled() => timeout(GOODBYE, connection).await.ok(),
+        ending = &mut drive => Some(ending),
+        () = goodbye.cancelled() => timeout(GOODBYE, drive).await.ok(),
     };
     ended.send_replace(Some(match ending {
         Some(Err(error)) => failure_of(&error),

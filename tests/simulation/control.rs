@@ -249,7 +249,7 @@ impl World {
                 ..Receipt::default()
             });
         }
-        Verified { created, last_seq, seqs, last_lsn, strangers }
+        Verified { created, last_seq, seqs, last_lsn, strangers, ..Verified::default() }
     }
 
     pub fn report(&mut self, at: usize, report: Report) {

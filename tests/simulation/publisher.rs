@@ -85,6 +85,7 @@ impl Publisher {
             last_seq: broker.last_seq(),
             first_seq: 1,
             max_message_bytes: MAX_MESSAGE_BYTES,
+            max_payload_bytes: MAX_MESSAGE_BYTES,
             duplicate_window: std::time::Duration::from_micros(broker.window),
             server_version: "2.15.1".to_owned(),
             pipeline,

@@ -112,6 +112,7 @@ impl World {
             waiting: part.waiters,
             waiting_beyond: Some(part.upto).filter(|_| !part.complete),
             gap,
+            letters: outboxd::relay::standing::Letters::default(),
         }
     }
 

@@ -269,6 +269,7 @@ mod tests {
                 last_seq: 0,
                 first_seq: 0,
                 max_message_bytes: 1 << 20,
+                max_payload_bytes: 1 << 20,
                 duplicate_window: Duration::from_secs(120),
                 server_version: "2.15.1".into(),
                 pipeline: Pipeline::Batch,

@@ -83,7 +83,10 @@ pub struct RedriveArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The event is never sent to that destination. Its row and the letter stay until their retention is
-over. A run that waits behind the letter goes on with its next event, within some seconds.")]
+over. A run that waits behind the letter goes on with its next event, within some seconds.
+
+A letter that is being redriven can be discarded only while no relay runs. If the stream turns out
+to have its event, it is redriven all the same.")]
 pub struct DiscardArgs {
     #[command(flatten)]
     common: Common,
@@ -116,7 +119,7 @@ impl Verb {
     fn from(self) -> &'static [State] {
         match self {
             Verb::Redrive => &[State::Buried, State::Discarded],
-            Verb::Discard => &[State::Buried],
+            Verb::Discard => &[State::Buried, State::Redriving],
         }
     }
 }
@@ -142,7 +145,7 @@ async fn run(verb: Verb, args: &Common, wait: Duration, config: &Config) -> Resu
     report.relay_running = lock::holder(client, relay).await?.is_some();
     report.refused = refusal(args, &found);
     for letter in found.letters {
-        match obstacle(verb, &letter, config) {
+        match obstacle(verb, &letter, config, report.relay_running) {
             None => report.letters.push(Change::of(letter)),
             Some(why) => report.kept.push(Kept { id: letter.id, state: letter.state, why }),
         }
@@ -185,10 +188,15 @@ fn refusal(args: &Common, found: &Found) -> Option<String> {
 }
 
 /// Why this letter is left as it is; the words follow its number.
-fn obstacle(verb: Verb, letter: &Letter, config: &Config) -> Option<String> {
-    if !verb.from().contains(&letter.state) {
+fn obstacle(verb: Verb, letter: &Letter, config: &Config, relay_running: bool) -> Option<String> {
+    let configured = config.destinations.iter().any(|one| one.name == letter.destination);
+    let being_sent = letter.state == State::Redriving && relay_running && configured;
+    if !verb.from().contains(&letter.state) || being_sent {
         return Some(match letter.state {
-            State::Redriving => "is being redriven: the relay's answer decides".to_owned(),
+            State::Redriving if verb == Verb::Redrive => "is being redriven already".to_owned(),
+            State::Redriving => {
+                "is being redriven: see what comes of it, or stop the relay first".to_owned()
+            }
             State::Redriven => "is redriven: its event is in the stream".to_owned(),
             State::Buried | State::Discarded => format!("is {} already", letter.state.as_str()),
         });
@@ -196,7 +204,7 @@ fn obstacle(verb: Verb, letter: &Letter, config: &Config) -> Option<String> {
     if verb == Verb::Discard {
         return None;
     }
-    if !config.destinations.iter().any(|one| one.name == letter.destination) {
+    if !configured {
         return Some(format!("is of destination {}, which is not configured", letter.destination));
     }
     let reason = Reason::named(&letter.reason)?;

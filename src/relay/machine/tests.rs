@@ -9,6 +9,7 @@ use crate::lsn::Position;
 use crate::message::{Envelope, Template};
 use crate::relay::destination::Phase;
 use crate::relay::outcome::{Doubt, Outcome, Pipeline, Refusal, Retention};
+use crate::relay::standing::Letters;
 
 pub(crate) const FIRST: DestinationId = DestinationId(0);
 
@@ -55,6 +56,7 @@ pub(crate) fn spec(name: &str, floor: Option<Floor>) -> DestinationSpec {
         waiting: Vec::new(),
         waiting_beyond: None,
         gap: false,
+        letters: Letters::default(),
     }
 }
 
@@ -67,6 +69,7 @@ pub(crate) fn facts(created: &str, last_seq: u64, pipeline: Pipeline) -> StreamF
         last_seq,
         first_seq: 1,
         max_message_bytes: 10_000,
+        max_payload_bytes: 10_000,
         duplicate_window: Duration::from_secs(120),
         server_version: "2.15.1".to_owned(),
         pipeline,
@@ -112,10 +115,17 @@ impl Scene {
     }
 
     pub fn commit(&mut self, rows: &[(i64, &str)]) {
+        let events = rows.iter().map(|(seq, run)| Event::clone(&event(*seq, run)));
+        self.commit_events(events.collect());
+    }
+
+    pub fn commit_events(&mut self, events: Vec<Event>) {
         self.lsn += 100;
-        self.feed(Input::Begin { commit_lsn: Lsn(self.lsn) });
-        for (seq, run) in rows {
-            self.feed(Input::Event(Event::clone(&event(*seq, run))));
+        let commit_lsn = Lsn(self.lsn);
+        self.feed(Input::Begin { commit_lsn });
+        for (event, index) in events.into_iter().zip(0..) {
+            let position = Some(Position { commit_lsn, index });
+            self.feed(Input::Event(Event { position, ..event }));
         }
         self.feed(Input::Commit { end_lsn: Lsn(self.lsn + 50) });
     }
@@ -597,6 +607,7 @@ fn what_the_stream_has_and_the_table_does_not_show_is_not_sent_again() {
     scene.commit(&[(1, "r")]);
     let Some(Action::Resume { .. }) = scene.relay.poll(scene.now) else { panic!("no Resume") };
     let stranger = |seq: i64, stream_seq| Found {
+        letter: None,
         seq,
         id: event(seq, "r").id.clone(),
         commit_lsn: Some(Lsn(300)),

@@ -294,6 +294,7 @@ fn a_row_that_went_away_after_it_was_published_is_not_gone() {
     scene.ordered();
     let id = event(2, "r").id.clone();
     let found = crate::relay::outcome::Found {
+        letter: None,
         seq: 2,
         id,
         commit_lsn: None,

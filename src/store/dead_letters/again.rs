@@ -15,9 +15,8 @@ use crate::error::Failure;
 use crate::event::{Event, EventId, Fault, Reason, RunHash, UnixMicros};
 use crate::lsn::{Lsn, Position};
 
-/// Letters read at once, and bytes of their bodies. One that is larger by itself is read alone.
+/// Letters read at once.
 const LETTERS: i64 = 100;
-const BYTES: i64 = 4 << 20;
 
 /// Closed letters deleted in one statement.
 pub const EXPIRED_AT_ONCE: u64 = 1_000;
@@ -71,13 +70,20 @@ pub(in crate::store) struct Statements {
     uuid_ids: bool,
 }
 
-// What the ledger may not have yet: a letter is durable before its receipt. And what blocks.
+// What blocks; and what the ledger may not have yet, since a letter is durable before its receipt.
+// That is what WAL brings again, and what was buried about when the last receipt was written: the
+// events of such a letter are in the next one.
 const STANDING: &str = "\
     SELECT destination, seq, event_id, run_hash, commit_lsn, commit_index, \
            blocks_run AND state IN ('buried', 'redriving') \
-    FROM outbox.dead_letter \
-    WHERE relay = $1::text AND (commit_lsn >= $2::pg_lsn \
-       OR (state IN ('buried', 'redriving') AND (blocks_run OR commit_lsn IS NULL))) \
+    FROM outbox.dead_letter AS l LEFT JOIN ( \
+         SELECT d.name, (SELECT r.recorded_at FROM outbox.receipt AS r \
+                         WHERE r.relay = $1::text AND r.destination = d.name \
+                         ORDER BY r.id DESC LIMIT 1) AS recorded_at \
+         FROM unnest($3::text[]) AS d (name)) AS newest ON newest.name = l.destination \
+    WHERE relay = $1::text AND destination = ANY ($3::text[]) \
+      AND ((blocks_run AND state IN ('buried', 'redriving')) OR commit_lsn >= $2::pg_lsn \
+           OR coalesce(buried_at > newest.recorded_at - interval '1 hour', true)) \
     ORDER BY id";
 
 // The first letters whose bodies fit together. `octet_length` does not read a body that is stored
@@ -140,7 +146,7 @@ impl Statements {
             "redriven",
             "'acknowledged by the stream'::text",
             "",
-            "WHERE l.relay = $1::text AND l.id = ANY ($2::int8[]) AND l.state = 'redriving'",
+            "WHERE l.relay = $1::text AND l.id = ANY ($2::int8[]) AND l.state <> 'redriven'",
         );
         let listen = format!("LISTEN {CHANNEL}");
         let (to_send, released, redriven, uuid_ids, ()) = tokio::try_join!(
@@ -155,11 +161,17 @@ impl Statements {
 }
 
 impl Store {
-    /// Letters whose events the WAL may bring again when it is read from `from`, and those that a
-    /// run waits behind.
-    pub async fn standing(&self, client: &Client, from: Lsn) -> Result<Vec<Standing>, Failure> {
+    /// Letters of these destinations whose events may come again, by the WAL from `from` on or from
+    /// the table, and those that a run waits behind.
+    pub async fn standing(
+        &self,
+        client: &Client,
+        from: Lsn,
+        destinations: &[&str],
+    ) -> Result<Vec<Standing>, Failure> {
+        let from = PgLsn::from(from.0);
         let read = async {
-            let rows = client.query(STANDING, &[&self.relay, &PgLsn::from(from.0)]).await?;
+            let rows = client.query(STANDING, &[&self.relay, &from, &destinations]).await?;
             let read = |row: &Row| {
                 Ok(Standing {
                     destination: row.try_get(0)?,
@@ -176,15 +188,17 @@ impl Store {
     }
 
     /// Letters of these destinations to send again, the oldest first, without those that are under
-    /// way.
+    /// way; as many as have about so many bytes, and at least one.
     pub async fn to_send_again(
         &self,
         client: &Client,
         destinations: &[String],
         under_way: &[i64],
+        max_bytes: usize,
     ) -> Result<Vec<Again>, Failure> {
+        let max_bytes = i64::try_from(max_bytes).unwrap_or(i64::MAX);
         let parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)] =
-            &[&self.relay, &under_way, &LETTERS, &BYTES, &destinations];
+            &[&self.relay, &under_way, &LETTERS, &max_bytes, &destinations];
         let read = async {
             let rows = client.query(&self.again.to_send, parameters).await?;
             rows.iter().map(|row| self.again(row)).collect::<Result<Vec<_>, _>>()
@@ -255,7 +269,7 @@ impl Store {
         rows.iter().map(place).collect()
     }
 
-    /// These letters are in the stream, by an ack. Must be durable before a receipt is written whose
+    /// These letters are in the stream, by an ack, whatever was decided meanwhile. Must be durable before a receipt is written whose
     /// floor is above their messages: Resume would not see them any more.
     pub async fn redriven(&self, client: &Client, letters: &[i64]) -> Result<(), Failure> {
         if letters.is_empty() {

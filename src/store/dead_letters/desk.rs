@@ -288,7 +288,7 @@ pub async fn show(
     read.await.map_err(|error| failed("cannot read the dead letter", &error))
 }
 
-/// Moves letters into another state, those that are still in one of `from`, and tells the running
+/// Moves letters into another state (a discarded one blocks its run never again), those that are still in one of `from`, and tells the running
 /// relay; their numbers. `by` is followed by the role of the database, which nobody can choose
 /// freely.
 pub async fn change(
@@ -303,6 +303,7 @@ pub async fn change(
         "UPDATE outbox.dead_letter AS l \
          SET state = $4::text, state_changed_at = clock_timestamp(), state_changed_by = who.name, \
              state_reason = $6::text, \
+             blocks_run = l.blocks_run AND $4::text <> 'discarded', \
              history = l.history || jsonb_build_array(jsonb_build_object( \
                  'at', {now}, 'state', $4::text, 'by', who.name, 'why', $6::text)) \
          FROM (SELECT concat_ws(' as ', nullif($5::text, ''), session_user::text) AS name) AS who \
