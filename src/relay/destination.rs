@@ -6,6 +6,7 @@
 //! its own tries, and the next event alone is the one that was tried least; after that the oldest
 //! again, since only by itself can it be told from the others that are sent with it.
 
+use hashbrown::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -78,6 +79,8 @@ pub struct Destination {
     pub(super) awaited: Awaited,
     pub(super) waiting: Waiting,
     pub(super) remembered: Remembered,
+    /// Runs of missed rows that left their lanes since the last look through the table began.
+    pub(super) let_go: HashSet<RunHash>,
     /// Newest receipt of it in the ledger, as far as known.
     pub(super) recorded_id: i64,
     /// When an event was decided last, or the first came after none were left.
@@ -101,6 +104,7 @@ impl Destination {
         Destination {
             waiting,
             remembered: Remembered::default(),
+            let_go: HashSet::new(),
             recorded_id: spec.recorded_id,
             moved_at: None,
             spec,
@@ -483,6 +487,14 @@ impl Destination {
         self.decided.add(seq, origin, decision);
     }
 
+    /// The clock goes on.
+    pub(super) fn wake(&mut self, now: Instant) {
+        if self.lanes.wake(now) {
+            self.waiting.look_again();
+        }
+        self.waiting.release(now);
+    }
+
     /// The next thing to do, if there is one now.
     pub(super) fn poll(
         &mut self,
@@ -491,10 +503,6 @@ impl Destination {
         room: bool,
         confirmable: Lsn,
     ) -> Option<Step> {
-        if self.lanes.wake(now) {
-            self.waiting.look_again();
-        }
-        self.waiting.release(now);
         if sending
             && room
             && let Some(step) = self.next_waiting()

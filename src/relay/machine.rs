@@ -311,7 +311,9 @@ impl Relay {
             Input::LoadFailed(id) => self.loaded(now, id, Loaded::default()),
             Input::WaitingRead(id, part) => self.each(id, |each| each.waiting_read(&part)),
             Input::WaitingReadFailed(id) => self.each(id, Destination::waiting_read_failed),
-            Input::SweepBegins => self.destinations.iter_mut().for_each(Destination::remember),
+            Input::SweepBegins => {
+                self.destinations.iter_mut().for_each(Destination::sweep_begins);
+            }
             Input::SweepEnds => self.destinations.iter_mut().for_each(Destination::forget),
             Input::Missed { destination, event, until } => {
                 self.missed_row(now, destination, event, until);
@@ -450,6 +452,8 @@ impl Relay {
     pub fn poll(&mut self, now: Instant) -> Option<Action> {
         let count = self.destinations.len();
         let confirmable = self.watermark.confirmable();
+        // All of them first: somebody who can go on again may need room.
+        self.destinations.iter_mut().for_each(|destination| destination.wake(now));
         let room = self.hand_over(now);
         for turn in 0..count {
             // Destinations take turns, so that none starves behind a busy one.

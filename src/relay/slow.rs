@@ -225,6 +225,9 @@ impl Destination {
                 let (seq, run) = (entry.event.seq, entry.event.run_hash);
                 waiters.push(Waiter { seq, run, until: origin.until(), old });
             }
+            if matches!(origin, Origin::Table { handed: false, .. }) {
+                self.let_go.insert(entry.event.run_hash);
+            }
             if matches!(origin, Origin::Wal(_)) {
                 self.note_handed(&entry.event, origin);
             }
@@ -254,12 +257,18 @@ impl Destination {
         Some(Step::ReadWaiting(after, self.waiting.read_most()))
     }
 
-    /// Every row is found that no WAL brings. As long as one of them is in its lane it can leave
-    /// it without a trace, so that is too early.
+    /// Every row is found that no WAL brings. As long as one of them is in its lane it can leave it
+    /// without a trace, or it did so since the look began: that is too early.
     pub(super) fn bridged(&mut self) {
-        if self.lanes.missed() == 0 {
+        if self.lanes.missed() == 0 && self.let_go.is_empty() {
             self.waiting.bridged();
         }
+    }
+
+    /// A look through the table begins.
+    pub(super) fn sweep_begins(&mut self) {
+        self.let_go.clear();
+        self.remember();
     }
 
     pub(super) fn waiting_read(&mut self, part: &WaitingPart) {
@@ -319,7 +328,7 @@ impl Relay {
             }
             if cramped && destinations.iter().any(|each| !each.stands_still(now)) {
                 let most = destinations.iter_mut().max_by_key(|each| each.idle_len(now));
-                handed =
+                handed |=
                     most.is_some_and(|destination| destination.hand_over_idle(now, false, held));
             }
             if handed {
@@ -350,11 +359,14 @@ impl Relay {
         used >= most || (used >= most / 2 && wants_room())
     }
 
-    /// Bytes of rows that may be read from the table now, at least one row: in pieces that leave
-    /// half of the budget to the WAL.
+    /// Bytes of rows that may be read from the table now: in pieces that leave half of the budget to
+    /// the WAL, and none when it is full. The row that reaches it may go beyond.
     pub fn load_bytes(&self) -> usize {
-        let most = self.limits.memory_bytes;
-        (most / 2).saturating_sub(self.used_bytes()).max(LOAD_BYTES_MIN.min(most / 8))
+        let (used, most) = (self.used_bytes(), self.limits.memory_bytes);
+        if used >= most {
+            return 0;
+        }
+        (most / 2).saturating_sub(used).max(LOAD_BYTES_MIN.min(most / 8))
     }
 
     /// Events that waited come to their lanes, in their order; one without row is gone.
@@ -394,6 +406,10 @@ impl Relay {
         let Some(destination) = self.destinations.get_mut(usize::from(id.0)) else { return };
         let handed = &destination.remembered.handed;
         if destination.is_done(event.seq) || handed.contains(event.seq) {
+            return;
+        }
+        // The look did not see those that were in the lane when it began: they would come behind.
+        if destination.let_go.contains(&event.run_hash) {
             return;
         }
         destination.counts.missed += 1;
