@@ -30,8 +30,8 @@ use std::collections::BTreeMap;
 use dice::Fault;
 use world::World;
 
-/// Enough for every kind of fault to occur many times, in less than 20 s without optimisation.
-const RUNS: u64 = 150;
+/// Enough for every kind of fault to occur many times, in less than a minute without optimisation.
+const RUNS: u64 = 100;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().expect("a number"))

@@ -11,7 +11,8 @@
 //!    loss was closed.
 //!
 //! Nothing is promised between a row that the publication left out and those that WAL brought
-//! around it.
+//! around it, and nothing for a row that went away while it waited: a message of it whose outcome
+//! was unknown can be stored after a whole recovery, when nobody waits for it any more.
 
 use std::collections::BTreeMap;
 
@@ -41,6 +42,9 @@ impl RunOrder {
     /// The first message of a row was stored.
     pub fn first_of(&mut self, destination: usize, seq: i64, fed: Fed, postgres: &Postgres) {
         let txn = postgres.txn_of(seq).expect("a committed row");
+        if postgres.deleted.contains(&seq) && postgres.ledger.is_final(destination, seq) {
+            return;
+        }
         let position = postgres.row(seq).and_then(|row| row.position).expect("a committed row");
         let what = |other: Option<Position>| {
             format!("{seq} at {position} stored first behind {other:?}, destination {destination}")

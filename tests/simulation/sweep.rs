@@ -29,6 +29,10 @@ impl World {
     pub fn sweep(&mut self) {
         let wait = self.dice.between(100 * MS, self.sweeps_every);
         self.after(wait, Happening::Sweep(self.epoch));
+        self.begin_sweep();
+    }
+
+    pub fn begin_sweep(&mut self) {
         let count = self.sites.len();
         self.generation += 1;
         let Some(session) = &mut self.session else { return };
@@ -152,6 +156,11 @@ impl World {
         let Some(sweep) = self.session.as_mut().and_then(|it| it.sweep.take()) else { return };
         self.feed(Input::SweepEnds);
         let Some(found_none) = found_none else { return };
+        if sweep.complete.contains(&false) || found_none.contains(&false) {
+            // There may be more than there was room for.
+            let wait = self.dice.between(0, 100 * MS);
+            self.after(wait, Happening::SweepAgain(self.epoch));
+        }
         for (at, found_none) in found_none.into_iter().enumerate() {
             if !self.postgres.ledger.gaps.contains_key(&at) || !sweep.settled[at] {
                 continue;

@@ -95,6 +95,7 @@ pub enum Happening {
     StopBound(u64),
     Bury(usize),
     Sweep(u64),
+    SweepAgain(u64),
     /// The publication has the table again.
     Published,
     /// The position has gone on.
@@ -273,6 +274,7 @@ impl World {
             }
             Happening::Session if self.session.is_none() => self.begin_session(),
             Happening::Sweep(epoch) if epoch == self.epoch => self.sweep(),
+            Happening::SweepAgain(epoch) if epoch == self.epoch => self.begin_sweep(),
             Happening::Published => self.postgres.leaves_out = false,
             Happening::Relief(epoch) if epoch == self.epoch => {
                 self.feed(Input::WalPressure(false));
