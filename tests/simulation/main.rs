@@ -16,6 +16,7 @@ mod broker;
 mod checks;
 mod control;
 mod dice;
+mod drain;
 mod ledger;
 mod order;
 mod postgres;
