@@ -82,6 +82,12 @@ const WALLS: &[Wall] = &[
         reason: "store/ shares the words for failures, servers and outcomes, and reads no WAL",
     },
     Wall {
+        of: &["src/upkeep"],
+        never: &["async_nats", "crate::publish", "crate::run", "crate::commands", "crate::sandbox"],
+        but: &[],
+        reason: "upkeep/ works on the database beside the stream, and on no event",
+    },
+    Wall {
         of: &["src/config"],
         never: &[
             "tokio",
