@@ -58,8 +58,14 @@ pub async fn run(args: &Args, places: &Places) -> Result<(), Stopped> {
         Some(address) => address,
         None => {
             let config = places.load()?.config;
-            let off = "[admin] listen is \"off\", so the relay can't be asked";
-            config.admin.listen.ok_or_else(|| Failure::new(Kind::AdminOff, off))?
+            match config.admin.listen {
+                Some(address) => address,
+                None => {
+                    let off = "[admin] listen is \"off\", so the relay can't be asked";
+                    let failure = Failure::new(Kind::AdminOff, off);
+                    return without_relay(args, places, failure).await;
+                }
+            }
         }
     };
     let mut seconds = interval(Duration::from_secs(1));
@@ -78,12 +84,7 @@ pub async fn run(args: &Args, places: &Places) -> Result<(), Stopped> {
             Err(failure) if args.watch => {
                 format!("{failure}\n{}", from_database(places).await.unwrap_or_default())
             }
-            Err(failure) => {
-                if let Some(told) = told_without_relay(args, places, &failure).await {
-                    say(&told)?;
-                }
-                return Err(failure.into());
-            }
+            Err(failure) => return without_relay(args, places, failure).await,
         };
         say(&format!("{}{text}", if clear { "\x1b[H\x1b[2J" } else { "" }))?;
         if !args.watch {
@@ -130,6 +131,14 @@ async fn from_database(places: &Places) -> Option<String> {
         })),
     }
     Some(printable(text.trim_end()))
+}
+
+/// What can be said all the same; and the failure.
+async fn without_relay(args: &Args, places: &Places, failure: Failure) -> Result<(), Stopped> {
+    if let Some(told) = told_without_relay(args, places, &failure).await {
+        say(&told)?;
+    }
+    Err(failure.into())
 }
 
 /// For a single look: text, or one JSON object in place of the relay's.
