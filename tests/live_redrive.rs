@@ -231,6 +231,65 @@ async fn a_blocked_run_waits_for_its_letter_per_run() {
     a_blocked_run_waits_for_its_letter("pipeline = \"per-run\"").await;
 }
 
+/// More waits behind a letter than memory holds: nobody else waits, and the order is kept.
+#[tokio::test]
+async fn a_blocked_run_leaves_memory_to_the_others() {
+    let (destination, relay) = (BLOCK_RUN.to_owned(), "memory = \"4MiB\"\n".to_owned());
+    let mut place = Place::start_with(WorldOptions { destination, relay, ..options() }).await;
+    place.poisoned_run().await;
+    let many = "INSERT INTO outbox.event (id, run_id, kind, payload) \
+                SELECT id, 'r', 'good', json_build_object('id', id, 'run', 'r', 'n', n) \
+                FROM (SELECT gen_random_uuid() AS id, n \
+                      FROM generate_series($1::int8, $2::int8) AS n ORDER BY n) AS rows";
+    for first in (5..8_005).step_by(500) {
+        let last = first + 499;
+        place.client.execute(many, &[&i64::from(first), &i64::from(last)]).await.unwrap();
+        publish(&place.client, "other", "good", i64::from(last / 500)).await;
+    }
+    let others: Vec<i64> = (1..=16).collect();
+    place.is_stored("other", &others).await;
+    assert_eq!(place.stored("r").await, [1], "{}", log_tail(&place.world));
+    until("events handed over", SOON, async || {
+        metric(&place.world, "outboxd_handed_events_total", "").await > Some(0.0)
+    })
+    .await;
+    place.world.relay.kill9().unwrap();
+    place.world.start_relay().await.unwrap();
+    publish(&place.client, "other", "good", 17).await;
+    place.is_stored("other", &(1..=17).collect::<Vec<_>>()).await;
+    assert_eq!(place.stored("r").await, [1]);
+
+    place.limit(-1).await;
+    let letter = place.letter().await;
+    let (code, done) = place.command(&["redrive", &letter, "--why", "limit raised"]).await;
+    assert_eq!((code, &done["letters"][0]["state"]), (0, &"redriven".into()), "{done}");
+    place.world.settle(SETTLE).await.unwrap();
+    let verdict = place.world.judge(&[]).await.unwrap();
+    assert!(verdict.is_ok(), "{verdict}");
+    assert_eq!(place.stored("r").await, (1..=8_004).collect::<Vec<_>>());
+}
+
+/// Without WAL the letters are the same.
+#[tokio::test]
+async fn a_run_is_blocked_without_a_stream_too() {
+    let (destination, relay) =
+        (BLOCK_RUN.to_owned(), "stream = false\nsweep_interval = \"1s\"\n".to_owned());
+    let mut place = Place::start_with(WorldOptions { destination, relay, ..options() }).await;
+    place.poisoned_run().await;
+    publish(&place.client, "other", "good", 1).await;
+    place.is_stored("other", &[1]).await;
+    place.world.relay.kill9().unwrap();
+    place.world.start_relay().await.unwrap();
+    publish(&place.client, "other", "good", 2).await;
+    place.is_stored("other", &[1, 2]).await;
+    assert_eq!(place.stored("r").await, [1], "{}", log_tail(&place.world));
+    place.limit(-1).await;
+    let letter = place.letter().await;
+    let (code, done) = place.command(&["redrive", &letter, "--why", "limit raised"]).await;
+    assert_eq!((code, &done["letters"][0]["state"]), (0, &"redriven".into()), "{done}");
+    place.is_stored("r", &[1, 2, 3, 4]).await;
+}
+
 #[tokio::test]
 async fn a_discarded_letter_releases_its_run() {
     let place = Place::start(BLOCK_RUN).await;

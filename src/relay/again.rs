@@ -63,6 +63,7 @@ impl Destination {
     pub(super) fn block_behind(&mut self, event: &Event, ordinal: u64) {
         if self.spec.letters.blocks_runs && event.run.is_some() {
             self.lanes.block(event.run_hash, event.seq, event.position, Some(ordinal));
+            self.waiting.park(event.run_hash);
         }
     }
 

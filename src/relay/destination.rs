@@ -96,10 +96,11 @@ impl Destination {
         let mix = |seed: u64, byte: u8| seed.rotate_left(9) ^ u64::from(byte);
         let seed = spec.name.bytes().fold(first_attempt, mix);
         let recorded_floor = spec.floor.clone().filter(|floor| !floor.created.is_empty());
-        let waiting = Waiting::new(&spec.waiting, spec.waiting_beyond, spec.gap, numbers);
+        let mut waiting = Waiting::new(&spec.waiting, spec.waiting_beyond, spec.gap, numbers);
         let mut lanes = Lanes::new(u32::MAX);
         for (run, seq, position) in &spec.letters.blocked {
             lanes.block(*run, *seq, *position, None);
+            waiting.park(*run);
         }
         Destination {
             waiting,
@@ -464,7 +465,7 @@ impl Destination {
     /// Nothing blocks this run any more.
     pub(super) fn release(&mut self, run: RunHash, number: u64) {
         if self.lanes.release(run, number) {
-            self.waiting.look_again();
+            self.waiting.unpark(run);
         }
     }
 

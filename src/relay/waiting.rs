@@ -5,6 +5,8 @@
 //! Memory holds so many numbers at most. Beyond that the destination is slow as a whole: whatever
 //! WAL brings is handed, and the numbers are read back from the ledger, behind a receipt's id.
 
+mod parked;
+
 use hashbrown::{HashMap, HashSet};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
@@ -68,6 +70,10 @@ pub struct Waiting {
     held_until: Option<Instant>,
     /// Numbers in memory at which the destination becomes slow as a whole.
     limit: usize,
+    /// Runs whose numbers are not kept; those that have some, with a receipt below all of them.
+    parked: HashMap<RunHash, Option<i64>>,
+    /// From here the ledger is to be read again, when it was read.
+    read_again: Option<i64>,
 }
 
 impl Waiting {
@@ -92,6 +98,8 @@ impl Waiting {
             held: HashMap::new(),
             held_until: None,
             limit,
+            parked: HashMap::new(),
+            read_again: None,
         };
         known.iter().for_each(|waiter| waiting.append(*waiter));
         waiting
@@ -102,9 +110,9 @@ impl Waiting {
         self.is_slow_as_a_whole() || self.has(run)
     }
 
-    /// Has this run numbers in memory?
+    /// Has this run numbers in memory, or is it known to have some outside?
     pub fn has(&self, run: RunHash) -> bool {
-        self.runs.contains_key(&run) || self.is_loading(run)
+        self.runs.contains_key(&run) || self.is_loading(run) || self.is_left_out(run)
     }
 
     /// Are events of this run being read from the table?
@@ -124,7 +132,8 @@ impl Waiting {
 
     /// Does nothing wait, and need nothing wait?
     pub fn is_over(&self) -> bool {
-        self.len == 0 && self.loading.is_empty() && !self.is_slow_as_a_whole()
+        let nothing_here = self.len == 0 && self.loading.is_empty();
+        nothing_here && !self.is_slow_as_a_whole() && self.left_out() == 0
     }
 
     /// Does this run wait for what was handed over before the gap began, as far as is known?
@@ -132,13 +141,14 @@ impl Waiting {
         let old = |turn: &Turn| turn.waiter.old;
         let loading = || self.loading.iter().any(|turn| turn.waiter.run == run && old(turn));
         let waits = || self.runs.get(&run).is_some_and(|turns| turns.iter().any(old));
-        self.old_beyond || loading() || (self.old > 0 && waits())
+        self.old_beyond || self.is_left_out(run) || loading() || (self.old > 0 && waits())
     }
 
     /// Runs that are slow, as far as memory knows.
     pub fn slow_runs(&self) -> usize {
         let whole = usize::from(self.is_slow_as_a_whole() && self.runs.is_empty());
-        self.runs.len().max(whole).max(usize::from(!self.loading.is_empty()))
+        let here = self.runs.len().max(whole).max(usize::from(!self.loading.is_empty()));
+        here + self.left_out()
     }
 
     /// Numbers in memory.
@@ -169,6 +179,9 @@ impl Waiting {
 
     /// One more, behind all others; `recorded`: newest receipt that the ledger has for sure.
     pub fn hand(&mut self, waiter: Waiter, recorded: i64) {
+        if self.keeps_out(&waiter, recorded) {
+            return;
+        }
         if self.beyond.is_none() && self.len >= self.limit {
             self.beyond = Some(recorded);
         }
@@ -196,7 +209,10 @@ impl Waiting {
     pub fn put_first(&mut self, waiters: impl DoubleEndedIterator<Item = Waiter>) {
         for waiter in waiters.rev() {
             self.front -= 1;
-            self.prepend(Turn { ordinal: self.front, waiter });
+            let turn = Turn { ordinal: self.front, waiter };
+            if !self.keeps_turn_out(&turn) {
+                self.prepend(turn);
+            }
         }
     }
 
@@ -256,7 +272,11 @@ impl Waiting {
         let mut turns = std::mem::take(&mut self.loading);
         self.loading_runs.clear();
         let rest = turns.split_off(count.min(turns.len()));
-        rest.into_iter().rev().for_each(|turn| self.prepend(turn));
+        for turn in rest.into_iter().rev() {
+            if !self.keeps_turn_out(&turn) {
+                self.prepend(turn);
+            }
+        }
         turns.into_iter().map(|turn| turn.waiter).collect()
     }
 
@@ -335,13 +355,15 @@ impl Waiting {
         known: &HashSet<i64>,
     ) {
         self.reading = false;
-        self.beyond = Some(upto).filter(|_| !complete);
+        let again = self.read_again.take();
+        self.beyond = Some(upto).filter(|_| !complete).into_iter().chain(again).min();
         self.old_beyond &= !complete && waiters.iter().all(|waiter| waiter.old);
         let tail = std::mem::take(&mut self.tail);
         let tail = tail.iter().filter(|_| complete);
         let mut seen = HashSet::new();
         for waiter in waiters.iter().chain(tail) {
-            if !known.contains(&waiter.seq) && seen.insert(waiter.seq) {
+            let new = !known.contains(&waiter.seq) && seen.insert(waiter.seq);
+            if new && !self.keeps_out(waiter, 0) {
                 self.append(*waiter);
             }
         }
@@ -351,6 +373,7 @@ impl Waiting {
     pub fn read_failed(&mut self) {
         self.reading = false;
         self.tail.clear();
+        self.beyond = self.beyond.into_iter().chain(self.read_again.take()).min();
     }
 }
 

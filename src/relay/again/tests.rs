@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use super::*;
 use crate::event::Reason;
+use crate::lsn::Lsn;
 use crate::relay::machine::tests::{FIRST, Scene, event, facts, floor, refused, spec};
-use crate::relay::machine::{Action, Burial, Input, ReceiptDraft};
+use crate::relay::machine::{Action, Burial, Input, ReceiptDraft, WaitingPart};
 use crate::relay::outcome::{Outcome, Pipeline};
 use crate::relay::standing::Letters;
+use crate::relay::waiting::Waiter;
 
 const LETTER: i64 = 7;
 const NOTHING: [i64; 0] = [];
@@ -18,6 +20,8 @@ struct Stage {
     burials: Vec<Burial>,
     drafts: Vec<ReceiptDraft>,
     loads: usize,
+    /// Receipts behind which the ledger is to be read.
+    reads: Vec<i64>,
 }
 
 /// A destination whose policy is block-run, proven and flowing.
@@ -32,7 +36,8 @@ fn with(pipeline: Pipeline, set: impl FnOnce(&mut Letters)) -> Stage {
     scene.feed(Input::Up(FIRST, facts("s1", 10, pipeline)));
     scene.resume("s1", 10);
     scene.commit(&[(1, "warm")]);
-    let mut stage = Stage { scene, burials: Vec::new(), drafts: Vec::new(), loads: 0 };
+    let mut stage =
+        Stage { scene, burials: Vec::new(), drafts: Vec::new(), loads: 0, reads: Vec::new() };
     stage.store_next(1);
     stage.sent();
     stage.scene.found("s1", 11, &[]);
@@ -52,7 +57,8 @@ impl Stage {
                 Action::Bury { burial, .. } => self.burials.push(burial),
                 Action::Record(drafts) => self.drafts.extend(drafts),
                 Action::Load { waiters, .. } => self.loads += waiters.len(),
-                Action::Resume { .. } | Action::ReadWaiting { .. } => {}
+                Action::ReadWaiting { after, .. } => self.reads.push(after),
+                Action::Resume { .. } => {}
             }
         }
         sent
@@ -292,7 +298,15 @@ fn a_blocked_run_does_not_fill_the_memory() {
     assert_eq!(stage.loads, 0, "a blocked run's events are read back");
     assert!(stage.question().under_way.is_empty());
     let blocked = stage.question().blocked;
+    assert!(stage.scene.relay.destinations()[0].waiting().is_empty(), "numbers fill the memory");
     stage.release(blocked);
+    stage.sent();
+    assert_eq!((&stage.reads[..], stage.loads), (&[0][..], 0));
+    let run = event(4, "r").run_hash;
+    let waiter = |seq| Waiter { seq, run, until: Lsn(u64::MAX), old: false };
+    let waiters = handed.into_iter().map(waiter).collect();
+    let part = WaitingPart { waiters, upto: 1, complete: true };
+    stage.scene.feed(Input::WaitingRead(FIRST, part));
     stage.sent();
     assert!(stage.loads > 0);
 }
