@@ -319,12 +319,13 @@ fn unhealthy(
         causes.push(format!("lag is {} s, above {} s", lag.as_secs(), max_lag.as_secs()));
         causes.extend(blocked(destinations));
     }
-    // What waits for the operator is red at once and not only when the lag has grown.
+    // What waits for the operator is red at once, with what to do about it, and not only when the
+    // lag has grown.
     if let (Phase::Waiting | Phase::Table, Some(Failed { failure, .. })) = (now.phase, &now.failed)
         && now.streams
         && matches!(failure.kind.fate(), Fate::Setup | Fate::Refuse)
     {
-        causes.push(failure.to_string());
+        causes.push(format!("{failure}; {}", failure.kind.remedy()));
     }
     if now.phase != Phase::Standby {
         causes.extend(down(destinations));

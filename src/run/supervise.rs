@@ -15,7 +15,9 @@ use crate::run::session::{self, Carried, Ended};
 
 /// Pause of the fates that only ask again.
 const WAIT: Duration = Duration::from_secs(1);
-/// Pause after a failure that needs the operator: soon enough after the repair, no busy loop.
+/// Pause after a failure that needs the operator: soon enough after the repair, no busy loop. Only
+/// the second time: a session that lasted may have lost its slot, and the next one can relay from
+/// the table meanwhile.
 const SETUP: Duration = Duration::from_secs(30);
 /// A session that lasted this long was a clean try.
 const CLEAN: Duration = Duration::from_secs(10);
@@ -46,12 +48,14 @@ pub async fn run(
             tracing::warn!(code = failure.kind.code(), "stopped while failing: {}", failure.detail);
             return Ok(());
         }
-        if began.elapsed() > CLEAN {
+        let lasted = began.elapsed() > CLEAN;
+        if lasted {
             backoff.reset();
         }
         let pause = match failure.kind.fate() {
             Fate::Transient => backoff.next_wait(),
             Fate::Wait => WAIT,
+            Fate::Setup if lasted => WAIT,
             Fate::Setup => SETUP,
             Fate::Refuse => {
                 tracing::error!(
