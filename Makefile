@@ -1,7 +1,7 @@
 # The same commands that CI runs. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help fetch build demo test drill matrix bench-sweep check clean-dev
+.PHONY: help fetch build demo test drill matrix bench-sweep bench-wal check clean-dev
 
 PYTHON ?= python3
 # make demo ARGS="--events 100000 --rate 5000 --runs 50 --keep"
@@ -32,6 +32,10 @@ matrix: ## the live tests on PostgreSQL 14 to 18 and nats-server 2.10 to 2.15 (o
 bench-sweep: fetch ## a look at 1 M and at 10 M retained rows reads the same pages (ARGS="--rows N")
 	@# Pages are counted, not time: the profile of the tests will do.
 	cargo bench --locked --profile dev --bench sweep -- $(ARGS)
+
+bench-wal: fetch ## WAL that the relay writes itself, per event at 2,000 a second (ARGS="--seconds N --rounds N")
+	@# Bytes are counted, not time.
+	cargo bench --locked --profile dev --bench wal -- $(ARGS)
 
 check: ## format, lints, documentation, dependencies
 	cargo fmt --check

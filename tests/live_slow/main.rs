@@ -5,8 +5,14 @@
 
 mod command;
 mod handed;
+mod inflow;
+mod kills;
+mod late;
+mod lost;
+mod rights;
 #[path = "../support/mod.rs"]
 mod support;
+mod without;
 
 use std::time::Duration;
 
@@ -27,6 +33,48 @@ async fn write(client: &Client, runs: &[&str], first: i64, count: i64) {
             publish(client, run, "k", n).await;
         }
     }
+}
+
+/// Events of fifty runs in one statement, whose numbers are from these two on.
+async fn write_many(client: &Client, first: i64, last: i64) {
+    let sql = "SELECT outbox.publish(run_id => 'run-' || n % 50, kind => 'k', id => id, \
+                 payload => format('{\"id\":\"%s\",\"run\":\"run-%s\",\"n\":%s}', id, n % 50, n)::json) \
+               FROM (SELECT n, gen_random_uuid() AS id FROM generate_series($1::int8, $2::int8) n) r";
+    client.query(sql, &[&first, &last]).await.unwrap();
+}
+
+/// Waits until so many messages are in the stream.
+async fn arrived(world: &World, least: usize) {
+    until("events in the stream", SETTLE, || async {
+        let seen = world.messages().await.unwrap().len();
+        (seen >= least).then_some(()).ok_or_else(|| format!("{seen}\n{}", log_tail(world)))
+    })
+    .await;
+}
+
+/// Waits until the relay is not ready, and says all of this of it.
+async fn not_ready(world: &World, words: &[&str]) {
+    until("not ready", SETTLE, || async {
+        let (status, body) = world.relay.get("/readyz").await.map_err(|one| one.to_string())?;
+        let told = status == 503 && words.iter().all(|word| body.contains(word));
+        told.then_some(()).ok_or_else(|| format!("{status} {body}\n{}", log_tail(world)))
+    })
+    .await;
+}
+
+/// Does a statement of the relay wait for somebody's lock?
+async fn blocked_now(client: &Client) -> bool {
+    let sql = "SELECT EXISTS (SELECT FROM pg_stat_activity \
+                WHERE application_name = 'outboxd' AND wait_event_type = 'Lock')";
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+/// Waits until it does.
+async fn blocked(client: &Client, world: &World) {
+    until("the relay waits for a lock", SETTLE, || async {
+        blocked_now(client).await.then_some(()).ok_or_else(|| log_tail(world))
+    })
+    .await;
 }
 
 /// Every event is there once, and in order.

@@ -1,0 +1,206 @@
+//! What the relay costs the primary in WAL: bytes per event that it writes itself, which is what the
+//! server writes with it less what the same inserts alone write. Owns its servers.
+//! `cargo bench --bench wal -- --seconds 20 --rounds 3`
+
+#![allow(clippy::unwrap_used, reason = "a benchmark fails by panic")]
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use outboxd::lsn::Lsn;
+use outboxd::sandbox::{PostgresOptions, World, WorldOptions};
+use tokio_postgres::Client;
+
+/// Events per second, in transactions of ten.
+const RATE: u64 = 2_000;
+const IN_ONE: u64 = 10;
+/// Bytes per event of the ledger that are too many.
+const LIMIT: f64 = 5.0;
+/// The relay is done with the last event long before.
+const SETTLE: Duration = Duration::from_secs(120);
+
+/// A way to keep account of what is published.
+struct Mode {
+    name: &'static str,
+    /// Lines of the destination.
+    destination: &'static str,
+    /// Is it held to the limit?
+    limited: bool,
+}
+
+const MODES: &[Mode] = &[
+    Mode { name: "ledger", destination: "", limited: true },
+    Mode {
+        name: "ledger, filter takes every second",
+        destination: "kinds = [\"even\"]",
+        limited: true,
+    },
+];
+
+/// WAL bytes per event of one round.
+#[derive(Debug, Clone, Copy)]
+struct Round {
+    alone: f64,
+    with_relay: f64,
+    /// What the server books on the relay's own sessions, where it does (PostgreSQL 18).
+    sessions: Option<f64>,
+    receipts: f64,
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> ExitCode {
+    let (seconds, rounds) = (argument("--seconds", 20), argument("--rounds", 3));
+    println!("{rounds} rounds of {seconds} s at {RATE} events/s, alone and with the relay in turn");
+    let mut table = String::new();
+    let mut ok = true;
+    for mode in MODES {
+        let mut measured = Vec::new();
+        let mut bench = Bench::on(mode).await;
+        for _ in 0..rounds {
+            let round = bench.round(seconds * RATE / IN_ONE).await;
+            println!("{}: {round:.2?}", mode.name);
+            measured.push(round);
+        }
+        let (line, good) = judge(mode, &measured);
+        table += &line;
+        ok &= good;
+    }
+    println!(
+        "\n| mode | inserts alone | with the relay | the relay's (spread) | its sessions | receipts/s | |"
+    );
+    println!("|---|---|---|---|---|---|---|\n{table}\nWAL bytes per event, medians");
+    if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn argument(name: &str, default: u64) -> u64 {
+    let mut arguments = std::env::args().skip_while(|argument| argument != name).skip(1);
+    arguments.next().map_or(default, |text| text.parse().unwrap()).max(1)
+}
+
+fn judge(mode: &Mode, rounds: &[Round]) -> (String, bool) {
+    let of = |figure: fn(&Round) -> f64| {
+        let mut figures: Vec<f64> = rounds.iter().map(figure).collect();
+        figures.sort_by(f64::total_cmp);
+        figures
+    };
+    let median = |figures: &[f64]| figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN);
+    let own = of(|round| round.with_relay - round.alone);
+    let sessions = match rounds.iter().all(|round| round.sessions.is_some()) {
+        true => format!("{:.2}", median(&of(|round| round.sessions.unwrap_or(f64::NAN)))),
+        false => "not booked".to_owned(),
+    };
+    let good = !mode.limited || median(&own) <= LIMIT;
+    let verdict = match (mode.limited, good) {
+        (true, true) => format!("PASS (≤ {LIMIT})"),
+        (true, false) => format!("FAIL (> {LIMIT})"),
+        (false, _) => "for comparison".to_owned(),
+    };
+    let line = format!(
+        "| {} | {:.1} | {:.1} | {:.2} ({:.2} … {:.2}) | {sessions} | {:.1} | {verdict} |\n",
+        mode.name,
+        median(&of(|round| round.alone)),
+        median(&of(|round| round.with_relay)),
+        median(&own),
+        own.first().copied().unwrap_or(f64::NAN),
+        own.last().copied().unwrap_or(f64::NAN),
+        median(&of(|round| round.receipts)),
+    );
+    (line, good)
+}
+
+struct Bench {
+    world: World,
+    client: Client,
+}
+
+impl Bench {
+    async fn on(mode: &Mode) -> Bench {
+        let postgres = PostgresOptions::default()
+            // Both would fall on one half of a round and not on the other.
+            .set("autovacuum", "off")
+            .set("checkpoint_timeout", "1h")
+            .set("max_wal_size", "16GB");
+        let world = World::prepare(WorldOptions {
+            program: env!("CARGO_BIN_EXE_outboxd").into(),
+            postgres,
+            destination: mode.destination.into(),
+            ..WorldOptions::default()
+        });
+        let world = world.await.unwrap();
+        let client = world.postgres.connect().await.unwrap();
+        Bench { world, client }
+    }
+
+    async fn round(&mut self, transactions: u64) -> Round {
+        let alone = self.half(transactions, false).await;
+        self.world.start_relay().await.unwrap();
+        // What was inserted without it is not counted twice.
+        self.caught_up().await;
+        let (receipts, booked) = (self.receipts().await, self.booked().await);
+        let start = Instant::now();
+        let with_relay = self.half(transactions, true).await;
+        let took = start.elapsed().as_secs_f64();
+        let receipts = (self.receipts().await - receipts) as f64 / took;
+        let events = (transactions * IN_ONE) as f64;
+        let sessions = self.booked().await.zip(booked).map(|(now, then)| (now - then) / events);
+        self.world.relay.terminate(SETTLE).await.unwrap();
+        Round { alone, with_relay, sessions, receipts }
+    }
+
+    /// WAL bytes per event while the events are inserted and, with the relay, published and
+    /// recorded. A checkpoint first: then each half pays for the same pages once more in full.
+    async fn half(&mut self, transactions: u64, with_relay: bool) -> f64 {
+        self.client.batch_execute("CHECKPOINT").await.unwrap();
+        let before = self.end().await;
+        let start = Instant::now();
+        for n in 0..transactions {
+            let due = Duration::from_micros(n * IN_ONE * 1_000_000 / RATE);
+            tokio::time::sleep_until((start + due).into()).await;
+            self.client.batch_execute(INSERT).await.unwrap();
+        }
+        let took = start.elapsed().as_secs_f64();
+        let wanted = (transactions * IN_ONE) as f64 / RATE as f64;
+        if took > wanted * 1.1 {
+            println!("the machine is busy: {took:.1} s in place of {wanted:.1} s");
+        }
+        if with_relay {
+            self.caught_up().await;
+        }
+        (self.end().await.0 - before.0) as f64 / (transactions * IN_ONE) as f64
+    }
+
+    async fn end(&self) -> Lsn {
+        let sql = "SELECT pg_current_wal_insert_lsn()::text";
+        self.client.query_one(sql, &[]).await.unwrap().get::<_, &str>(0).parse().unwrap()
+    }
+
+    async fn caught_up(&self) {
+        let (end, start) = (self.end().await, Instant::now());
+        while self.world.confirmed().await.unwrap() < end {
+            assert!(start.elapsed() < SETTLE, "{}", self.world.relay.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn receipts(&self) -> i64 {
+        let sql = "SELECT count(*) FROM outbox.receipt";
+        self.client.query_one(sql, &[]).await.unwrap().get(0)
+    }
+
+    async fn booked(&self) -> Option<f64> {
+        let sql = "SELECT current_setting('server_version_num')::int4 >= 180000";
+        if !self.client.query_one(sql, &[]).await.unwrap().get::<_, bool>(0) {
+            return None;
+        }
+        let sql = "SELECT sum(w.wal_bytes)::float8 \
+                   FROM pg_stat_activity a, pg_stat_get_backend_wal(a.pid) w \
+                   WHERE a.application_name = 'outboxd'";
+        self.client.query_one(sql, &[]).await.unwrap().get(0)
+    }
+}
+
+/// About what an application's event is; every second one is of the kind that the filter takes.
+const INSERT: &str = "\
+    SELECT outbox.publish(run_id => 'run-' || n, kind => CASE n % 2 WHEN 0 THEN 'even' ELSE 'odd' END, \
+                          payload => ('{\"fill\":\"' || repeat('x', 200) || '\"}')::json) \
+      FROM generate_series(1, 10) n";
