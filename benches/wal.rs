@@ -42,8 +42,6 @@ const MODES: &[Mode] = &[
 struct Round {
     alone: f64,
     with_relay: f64,
-    /// What the server books on the relay's own sessions, where it does (PostgreSQL 18).
-    sessions: Option<f64>,
     receipts: f64,
 }
 
@@ -65,10 +63,8 @@ async fn main() -> ExitCode {
         table += &line;
         ok &= good;
     }
-    println!(
-        "\n| mode | inserts alone | with the relay | the relay's (spread) | its sessions | receipts/s | |"
-    );
-    println!("|---|---|---|---|---|---|---|\n{table}\nWAL bytes per event, medians");
+    println!("\n| mode | inserts alone | with the relay | the relay's (spread) | receipts/s | |");
+    println!("|---|---|---|---|---|---|\n{table}\nWAL bytes per event, medians");
     if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -85,10 +81,6 @@ fn judge(mode: &Mode, rounds: &[Round]) -> (String, bool) {
     };
     let median = |figures: &[f64]| figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN);
     let own = of(|round| round.with_relay - round.alone);
-    let sessions = match rounds.iter().all(|round| round.sessions.is_some()) {
-        true => format!("{:.2}", median(&of(|round| round.sessions.unwrap_or(f64::NAN)))),
-        false => "not booked".to_owned(),
-    };
     let good = !mode.limited || median(&own) <= LIMIT;
     let verdict = match (mode.limited, good) {
         (true, true) => format!("PASS (≤ {LIMIT})"),
@@ -96,7 +88,7 @@ fn judge(mode: &Mode, rounds: &[Round]) -> (String, bool) {
         (false, _) => "for comparison".to_owned(),
     };
     let line = format!(
-        "| {} | {:.1} | {:.1} | {:.2} ({:.2} … {:.2}) | {sessions} | {:.1} | {verdict} |\n",
+        "| {} | {:.1} | {:.1} | {:.2} ({:.2} … {:.2}) | {:.1} | {verdict} |\n",
         mode.name,
         median(&of(|round| round.alone)),
         median(&of(|round| round.with_relay)),
@@ -127,6 +119,8 @@ impl Bench {
             ..WorldOptions::default()
         });
         let world = world.await.unwrap();
+        // Partitions are made once a day, and are no cost of an event.
+        world.relay.run(&["prune"]).await.unwrap();
         let client = world.postgres.connect().await.unwrap();
         Bench { world, client }
     }
@@ -136,15 +130,13 @@ impl Bench {
         self.world.start_relay().await.unwrap();
         // What was inserted without it is not counted twice.
         self.caught_up().await;
-        let (receipts, booked) = (self.receipts().await, self.booked().await);
+        let receipts = self.receipts().await;
         let start = Instant::now();
         let with_relay = self.half(transactions, true).await;
         let took = start.elapsed().as_secs_f64();
         let receipts = (self.receipts().await - receipts) as f64 / took;
-        let events = (transactions * IN_ONE) as f64;
-        let sessions = self.booked().await.zip(booked).map(|(now, then)| (now - then) / events);
         self.world.relay.terminate(SETTLE).await.unwrap();
-        Round { alone, with_relay, sessions, receipts }
+        Round { alone, with_relay, receipts }
     }
 
     /// WAL bytes per event while the events are inserted and, with the relay, published and
@@ -184,17 +176,6 @@ impl Bench {
 
     async fn receipts(&self) -> i64 {
         let sql = "SELECT count(*) FROM outbox.receipt";
-        self.client.query_one(sql, &[]).await.unwrap().get(0)
-    }
-
-    async fn booked(&self) -> Option<f64> {
-        let sql = "SELECT current_setting('server_version_num')::int4 >= 180000";
-        if !self.client.query_one(sql, &[]).await.unwrap().get::<_, bool>(0) {
-            return None;
-        }
-        let sql = "SELECT sum(w.wal_bytes)::float8 \
-                   FROM pg_stat_activity a, pg_stat_get_backend_wal(a.pid) w \
-                   WHERE a.application_name = 'outboxd'";
         self.client.query_one(sql, &[]).await.unwrap().get(0)
     }
 }

@@ -76,6 +76,9 @@ async fn a_late_row(bringer: Bringer) {
         passed |= client.query_one(sql, &[&number]).await.unwrap().get::<_, bool>(0);
         assert!(start.elapsed() < SETTLE, "no look has passed the number\n{}", log_tail(&world));
     }
+    compact(&world, &client).await;
+    write_many(&client, last + 1, last + 100).await;
+    last += 100;
     let publication = |what: &str| format!("ALTER PUBLICATION outboxd_world {what}");
     if bringer == Bringer::Sweep {
         client.batch_execute(&publication("DROP TABLE outbox.event")).await.unwrap();
@@ -93,6 +96,20 @@ async fn a_late_row(bringer: Bringer) {
         Bringer::Sweep => assert_eq!(missed, 1.0, "{}", log_tail(&world)),
         Bringer::NewSlot => wait_for(&world, "outboxd_slot_active", "", 1.0).await,
     }
+}
+
+/// Merges receipts as if they were old, the number's neighbours into one.
+async fn compact(world: &World, client: &Client) {
+    let age = "UPDATE outbox.receipt SET recorded_at = recorded_at - interval '1 hour'";
+    client.batch_execute(age).await.unwrap();
+    let count = async || {
+        let sql = "SELECT count(*) FROM outbox.receipt";
+        client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0)
+    };
+    let before = count().await;
+    let said = world.relay.run(&["prune"]).await.unwrap();
+    let after = count().await;
+    assert!(after < before, "{before} receipts, then {after}\n{said}");
 }
 
 #[tokio::test]
