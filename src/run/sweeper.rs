@@ -86,8 +86,6 @@ enum Stage {
 #[derive(Debug)]
 struct Pass {
     token: String,
-    /// What memory had when it began.
-    held: Vec<RangeSet>,
     looks: Vec<Look>,
     /// Every number up to it that no row has is void.
     cleared: Option<i64>,
@@ -213,7 +211,6 @@ impl Sweeper {
             token,
             found: vec![0; held.len()],
             refused: vec![0; held.len()],
-            held,
             looks: Vec::new(),
             cleared: None,
             until: Lsn::ZERO,
@@ -297,9 +294,9 @@ impl Sweeper {
         let mut again = pass.cut || std::mem::take(&mut self.asked);
         let mut bridging = false;
         let places = relay.destinations().iter().zip(0u16..).zip(&mut self.ways);
-        let finds = pass.looks.iter().zip(&pass.held).zip(pass.found.iter().zip(&pass.refused));
-        for (((destination, id), way), ((look, held), (found, refused))) in places.zip(finds) {
-            take(&mut way.progress, look, held, pass.cleared);
+        let finds = pass.looks.iter().zip(pass.found.iter().zip(&pass.refused));
+        for (((destination, id), way), (look, (found, refused))) in places.zip(finds) {
+            take(&mut way.progress, look, pass.cleared);
             let all = !pass.cut && look.covered_to >= look.to;
             again |= !all || (!self.streaming && *found > 0);
             let bridged_to = way.bridge_to.filter(|to| pass.cleared.is_some_and(|at| at >= *to));
@@ -352,9 +349,12 @@ impl Pass {
 ///
 /// Void is only what no row has up to `cleared`, and up to where the look came if it was cut. Above
 /// that a number without a row may still get one, and is a hole.
-fn take(progress: &mut Progress, look: &Look, held: &RangeSet, cleared: Option<i64>) {
+///
+/// Of what memory held only that is a hole which had no receipt when the look was taken: later looks
+/// don't read the receipts that this one saw.
+fn take(progress: &mut Progress, look: &Look, cleared: Option<i64>) {
     let proven = cleared.map_or(i64::MIN, |cleared| cleared.min(look.covered_to));
-    let mut holes: RangeSet = held.iter().collect();
+    let mut holes: RangeSet = look.held.iter().copied().collect();
     holes.extend(look.undecided.iter().map(|seq| (*seq, *seq)));
     let above = look.open.iter().filter(|(_, end)| *end > proven);
     holes.extend(above.map(|(start, end)| ((*start).max(proven.saturating_add(1)), *end)));

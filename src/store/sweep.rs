@@ -37,6 +37,9 @@ pub struct Look {
     pub open: Vec<(i64, i64)>,
     /// The look went up to this number: no receipt that it saw is about a higher one.
     pub to: i64,
+    /// Of the numbers that memory has, those without a receipt: one may have come after memory was
+    /// asked.
+    pub held: Vec<(i64, i64)>,
     /// All undecided numbers up to this one are among them.
     pub covered_to: i64,
     /// The newest receipt that the look has taken into account.
@@ -105,13 +108,16 @@ pub fn look_sql(source: &SourceConfig) -> String {
          upto AS MATERIALIZED ( \
              SELECT greatest($5::int8, $6::int8, \
                              (SELECT max(upper(later.seqs)) - 1 FROM later)) AS number), \
-         open AS MATERIALIZED ( \
+         unrecorded AS MATERIALIZED ( \
              SELECT $4::text::int8multirange \
                   + int8multirange(int8range($5::int8, (SELECT number FROM upto), '(]')) \
                   - coalesce((SELECT range_agg(part) FROM later, unnest(later.seqs) AS part), '{{}}') \
-                  - $7::text::int8multirange AS ranges) \
+                  AS ranges), \
+         open AS MATERIALIZED ( \
+             SELECT u.ranges - $7::text::int8multirange AS ranges FROM unrecorded AS u) \
          SELECT coalesce((SELECT max(later.id) FROM later), $3::int8), \
                 (SELECT number FROM upto), (SELECT open.ranges::text FROM open), \
+                (SELECT (u.ranges * $7::text::int8multirange)::text FROM unrecorded AS u), \
                 ARRAY(SELECT found.seq \
                       FROM open, unnest(open.ranges) AS part, LATERAL ( \
                            SELECT t.{seq}::int8 AS seq FROM {table} AS t \
@@ -233,18 +239,22 @@ impl Store {
                 client.query_one(&self.sweep.look, &values),
                 client.batch_execute(AFTER_LOOK),
             )?;
-            Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?))
+            let ranges: [String; 2] = [row.try_get(2)?, row.try_get(3)?];
+            Ok((row.try_get(0)?, row.try_get(1)?, ranges, row.try_get(4)?))
         };
-        let (receipt_id, to, ranges, undecided): (i64, i64, String, Vec<i64>) =
+        let (receipt_id, to, ranges, undecided): (i64, i64, [String; 2], Vec<i64>) =
             read.await.map_err(|error| failed("cannot look for undecided rows", &error))?;
-        let open = parse_multirange(&ranges)
-            .ok_or_else(|| unexpected(format_args!("open numbers {ranges}")))?;
+        let parse = |ranges: &String| {
+            parse_multirange(ranges).ok_or_else(|| unexpected(format_args!("numbers {ranges}")))
+        };
+        let [open, held] = ranges.each_ref().map(parse);
+        let (open, held) = (open?, held?);
         if !undecided.is_sorted() {
             return Err(unexpected("undecided numbers that do not ascend"));
         }
         let full = i64::try_from(undecided.len()).is_ok_and(|found| found >= limit);
         let covered_to = undecided.last().copied().filter(|_| full).unwrap_or(to);
-        Ok(Look { undecided, open, to, covered_to, receipt_id })
+        Ok(Look { undecided, open, held, to, covered_to, receipt_id })
     }
 
     /// Commits a message that the WAL brings back, durably. Returns a position above the commits
