@@ -12,7 +12,7 @@ use crate::store::facts::{self, SourceFacts};
 use crate::store::retention::{Step, StepKind};
 use crate::store::schema::Payload;
 use crate::store::slot::SlotState;
-use crate::store::{Store, identity, publication, rules, schema, settle, slot};
+use crate::store::{Store, grants, identity, publication, rules, schema, settle, slot};
 use crate::upkeep::retention::Pass;
 use crate::wal::{Identity, connect_control};
 
@@ -231,8 +231,10 @@ impl Steps<'_> {
     async fn grants(&self) -> Result<(), Stopped> {
         if let Some(role) = &self.args.role {
             if self.begin(&format!("grants for role {role}"), ", the relay's")? {
-                let removes_rows = self.config.retention.removes_rows();
-                let grants = schema::relay_grants(role, &self.config.source.table, removes_rows);
+                let (source, removes_rows) =
+                    (&self.config.source, self.config.retention.removes_rows());
+                let mut grants = schema::relay_grants(role, &source.table, removes_rows);
+                grants.extend(grants::table_grants(role, source));
                 schema::grant(self.client, &grants).await?;
             }
             let note = match facts::may_replicate(self.client, role).await? {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{Stopped, say};
 use crate::config::{Config, QualifiedName};
-use crate::store::{publication, schema};
+use crate::store::{grants, publication, schema};
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
@@ -63,6 +63,9 @@ fn text(args: &Args, config: Option<&Config>) -> String {
         )));
         let removes_rows = config.is_none_or(|config| config.retention.removes_rows());
         lines(&mut sql, schema::relay_grants(role, table, removes_rows));
+        if let Some(config) = config {
+            lines(&mut sql, grants::table_grants(role, &config.source));
+        }
     }
     for writer in &args.writer {
         sql.push_str(&heading(&format!("outboxd: rights of the writing role {writer}")));

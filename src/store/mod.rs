@@ -13,6 +13,7 @@ pub mod destinations;
 pub mod erase;
 pub mod events;
 pub mod facts;
+pub mod grants;
 pub mod identity;
 pub mod lag;
 pub mod ledger;

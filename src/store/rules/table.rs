@@ -2,7 +2,6 @@
 
 use super::table_name;
 use crate::config::{ColumnMap, SourceConfig};
-use crate::error::Kind;
 use crate::finding::{Finding, Severity};
 use crate::store::shape::{Column, Sequence, Table};
 
@@ -93,6 +92,7 @@ fn columns(table: &Table, name: &str, map: &ColumnMap) -> Vec<Finding> {
         let object = format!("column {name}.{column}");
         let found = table.columns.iter().find(|each| each.name == *column);
         let (found, remedy) = match found {
+            None if role == "seq" => ("does not exist (seq)".to_owned(), numbered(name)),
             None => (
                 format!("does not exist ({role})"),
                 format!("add it, or name another one in [source.columns] {role}"),
@@ -106,7 +106,11 @@ fn columns(table: &Table, name: &str, map: &ColumnMap) -> Vec<Finding> {
                 if types.contains(&is) {
                     continue;
                 }
-                (format!("has type {type_name}"), format!("{role} must be {}", types.join(", ")))
+                let right = match role {
+                    "seq" => numbered(name),
+                    _ => format!("{role} must be {}", types.join(", ")),
+                };
+                (format!("has type {type_name}"), right)
             }
         };
         findings.push(Finding::failure(ID, object, found, remedy));
@@ -115,6 +119,15 @@ fn columns(table: &Table, name: &str, map: &ColumnMap) -> Vec<Finding> {
         findings.push(Finding::ok(ID, format!("table {name}"), "has every column it needs"));
     }
     findings
+}
+
+/// Receipts, lanes, sweeps and the position are told by a row's number, in every mode of marking.
+fn numbered(name: &str) -> String {
+    format!(
+        "name a bigint column that a sequence fills in [source.columns] seq; a table without one gets \
+         it by ALTER TABLE {name} ADD COLUMN seq bigint GENERATED ALWAYS AS IDENTITY, which rewrites \
+         the table, or as docs/existing-table.md says, which does not"
+    )
 }
 
 fn index(table: &Table, name: &str, map: &ColumnMap) -> Option<Finding> {
@@ -149,9 +162,10 @@ fn sequence(table: &Table, name: &str, map: &ColumnMap) -> Vec<Finding> {
             &object,
             format!("can be drawn from outside of an INSERT by {}", sequence.drawers.join(", ")),
             format!(
-                "REVOKE ALL ON SEQUENCE {} FROM …; {}",
-                sequence.name,
-                Kind::TableShape.remedy()
+                "make {} an identity column (GENERATED ALWAYS), which needs no right on the sequence, \
+                 and REVOKE ALL ON SEQUENCE {} FROM …; or see to it that nobody calls nextval or \
+                 setval by itself",
+                map.seq, sequence.name
             ),
         ));
     }
@@ -160,7 +174,8 @@ fn sequence(table: &Table, name: &str, map: &ColumnMap) -> Vec<Finding> {
             "source.sequence-rights",
             format!("column {name}.{}", map.seq),
             format!("can be set to any number by {}", table.seq_writers.join(", ")),
-            "grant EXECUTE on outbox.publish instead of INSERT, or INSERT on the other columns",
+            "make it GENERATED ALWAYS AS IDENTITY, or grant INSERT on the other columns only (for \
+             outbox.event: EXECUTE on outbox.publish)",
         ));
     }
     if findings.iter().all(|finding| finding.severity == Severity::Ok) {
