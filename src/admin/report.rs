@@ -212,7 +212,7 @@ impl Report {
         let now = status.snapshot();
         let destinations: Vec<_> =
             status.destinations().iter().map(|one| DestinationReport::of(one)).collect();
-        let lag = lag(&now, status.memory_bytes);
+        let lag = lag(&now, status.memory_bytes, &destinations);
         let ready = Verdict::of(not_ready(&now, status.memory_bytes, &destinations));
         let mut causes = unhealthy(&now, lag, status.max_lag, &destinations);
         let late = lag.is_some_and(|lag| lag > status.max_lag);
@@ -269,8 +269,21 @@ fn held_up(full: bool, late: bool, destinations: &[DestinationReport]) -> Option
 /// Age of the oldest event that is known to be undecided. While nothing is heard of the database
 /// there may be older ones that nobody knows of: then the silence itself is the lag, so that it
 /// grows and is never zero by ignorance. A standby has no lag: the active relay has.
-fn lag(now: &Snapshot, memory_bytes: usize) -> Option<Duration> {
-    let oldest = now.oldest_for.unwrap_or_default();
+///
+/// What waits outside of memory the database counts; it is asked every few seconds, and its figure
+/// goes on by the clock meanwhile, so it holds only where memory doesn't know better.
+fn lag(
+    now: &Snapshot,
+    memory_bytes: usize,
+    destinations: &[DestinationReport],
+) -> Option<Duration> {
+    let elsewhere = |one: &&DestinationReport| {
+        now.phase == Phase::Table || one.slow || one.slow_runs > 0 || one.blocked > 0
+    };
+    let ages = destinations.iter().filter(elsewhere).filter_map(|one| one.unpublished.as_ref());
+    let waiting = ages.filter_map(|found| found.oldest_seconds).fold(0.0, f64::max);
+    let waiting = Duration::try_from_secs_f64(waiting).unwrap_or_default();
+    let oldest = now.oldest_for.unwrap_or_default().max(waiting);
     match now.phase {
         Phase::Standby => None,
         Phase::Streaming | Phase::Table if !silent(now, memory_bytes) => Some(oldest),

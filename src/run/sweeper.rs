@@ -20,6 +20,8 @@ use crate::store::sweep::{FrontierMark, Look};
 
 /// Between two passes while the table is all there is: what an idle outbox costs then.
 const TABLE_EVERY: Duration = Duration::from_millis(250);
+/// The same while rows keep coming: each pass commits a marker, and one for each row would be dear.
+const TABLE_BUSY: Duration = Duration::from_millis(20);
 /// Between two passes while rows are looked for that no WAL brings.
 const GAP_EVERY: Duration = Duration::from_millis(500);
 /// After a pass that failed.
@@ -292,13 +294,14 @@ impl Sweeper {
         let mut advances = Vec::new();
         let Some(pass) = self.pass.take() else { return Ask::End(inputs, advances) };
         let mut again = pass.cut || std::mem::take(&mut self.asked);
-        let mut bridging = false;
+        let (mut bridging, mut busy) = (false, false);
         let places = relay.destinations().iter().zip(0u16..).zip(&mut self.ways);
         let finds = pass.looks.iter().zip(pass.found.iter().zip(&pass.refused));
         for (((destination, id), way), (look, (found, refused))) in places.zip(finds) {
             take(&mut way.progress, look, pass.cleared);
             let all = !pass.cut && look.covered_to >= look.to;
-            again |= !all || (!self.streaming && *found > 0);
+            again |= !all;
+            busy |= *found > 0;
             let bridged_to = way.bridge_to.filter(|to| pass.cleared.is_some_and(|at| at >= *to));
             let is_bridging = destination.waiting().is_bridging();
             if is_bridging && self.streaming {
@@ -323,6 +326,7 @@ impl Sweeper {
         }
         let pause = match (self.streaming, bridging) {
             _ if again && relay.has_room() => Duration::ZERO,
+            (false, _) if busy => TABLE_BUSY,
             (false, _) => TABLE_EVERY,
             (true, true) => GAP_EVERY,
             (true, false) => self.every,

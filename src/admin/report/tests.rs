@@ -31,3 +31,20 @@ fn full_memory_names_who_holds_it() {
     assert_eq!(held_up(true, false, &destinations), None);
     assert!(held_up(true, true, &destinations).is_some());
 }
+
+#[test]
+fn lag_knows_of_what_waits_outside_of_memory() {
+    let text = "[relay]\nname = \"orders\"\n[source]\nurl = \"postgres://u@h/d\"\n\
+                [destination.events]\nservers = [\"nats://h\"]\nstream = \"EVENTS\"\n";
+    let status = Status::new(&Config::parse("test", text).unwrap());
+    status.phase(Phase::Streaming);
+    let mut destinations = Report::of(&status).destinations;
+    let of = |destinations: &[DestinationReport]| {
+        lag(&status.snapshot(), status.memory_bytes, destinations).unwrap()
+    };
+    destinations[0].unpublished =
+        Some(Unpublished { events: 5, at_least: false, oldest_seconds: Some(90.0) });
+    assert_eq!(of(&destinations), Duration::ZERO, "memory knows better");
+    destinations[0].slow_runs = 1;
+    assert_eq!(of(&destinations), Duration::from_secs(90));
+}
