@@ -5,23 +5,27 @@
 -- owner. Everything else runs with the rights of whoever calls it. `enable_seqscan = off` makes
 -- every look into a table go through its index on seq, however the statistics are.
 
--- The numbers that wait: handed over, and in no later receipt. An earlier one says nothing.
+-- The numbers that wait: handed over, and not final. A number that was final before it was handed over
+-- is final: it is in the stream. Each receipt since the oldest handed one is read once.
 CREATE FUNCTION outbox.waiting(of_relay text, of_destination text) RETURNS int8multirange
     LANGUAGE sql STABLE
     SET search_path = pg_catalog, pg_temp
 AS $waiting$
-    SELECT coalesce(range_agg(part), '{}')
-      FROM outbox.receipt h CROSS JOIN LATERAL unnest(h.seqs - coalesce(
-               (SELECT range_agg(p)
-                  FROM outbox.receipt f CROSS JOIN unnest(f.seqs) AS p
-                 WHERE f.relay = h.relay AND f.destination = h.destination AND f.id > h.id
-                   AND f.outcome <> 'handed' AND f.seqs && h.seqs), '{}')) AS part
-     WHERE h.relay = of_relay AND h.destination = of_destination AND h.outcome = 'handed'
+    WITH handed AS MATERIALIZED (
+        SELECT min(r.id) AS first_id, range_agg(part) AS seqs
+          FROM outbox.receipt r CROSS JOIN unnest(r.seqs) AS part
+         WHERE r.relay = of_relay AND r.destination = of_destination AND r.outcome = 'handed')
+    SELECT coalesce(handed.seqs, '{}') - coalesce(
+               (SELECT range_agg(part)
+                  FROM outbox.receipt r CROSS JOIN unnest(r.seqs) AS part
+                 WHERE r.relay = of_relay AND r.destination = of_destination
+                   AND r.id > handed.first_id AND r.outcome <> 'handed'), '{}')
+      FROM handed
 $waiting$;
 
 -- The numbers that a destination has not decided: above the frontier and the holes below it, less
--- what receipts have, and what waits. The cost is that of the receipts since the last sweep, whatever
--- the length of table and ledger.
+-- what receipts have, and what waits. The cost is that of the receipts since the last sweep and since
+-- the oldest number that waits, whatever the length of table and ledger.
 CREATE FUNCTION outbox.undecided(of_relay text, of_destination text) RETURNS int8multirange
     LANGUAGE sql STABLE
     SET search_path = pg_catalog, pg_temp
@@ -488,14 +492,13 @@ BEGIN
         last_id := ids[at_most];
     END IF;
 
-    -- Handed ones are done when every number became final later.
-    DELETE FROM outbox.receipt r
+    -- Handed ones are done when every number is final.
+    WITH still AS MATERIALIZED (
+        SELECT place, outbox.waiting(of_relay, place) AS seqs
+          FROM (SELECT DISTINCT unnest(places) AS place) AS each)
+    DELETE FROM outbox.receipt r USING still
      WHERE r.relay = of_relay AND r.outcome = 'handed' AND r.id = ANY (ids)
-       AND r.destination = ANY (places)
-       AND r.seqs <@ (SELECT coalesce(range_agg(part), '{}')
-                        FROM outbox.receipt f CROSS JOIN unnest(f.seqs) AS part
-                       WHERE f.relay = r.relay AND f.destination = r.destination AND f.id > r.id
-                         AND f.outcome <> 'handed')
+       AND r.destination = still.place AND NOT r.seqs && still.seqs
        AND r.id < (SELECT max(n.id) FROM outbox.receipt n
                     WHERE n.relay = r.relay AND n.destination = r.destination
                       AND n.outcome <> 'gone');

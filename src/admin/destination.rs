@@ -211,12 +211,22 @@ impl DestinationStatus {
 
     /// What the database counted lately. The age goes on by itself, as that of a row does.
     pub(super) fn unpublished(&self) -> Option<Unpublished> {
+        let (found, passed) = self.last_count()?;
+        (passed < UNPUBLISHED_FRESH).then_some(found)
+    }
+
+    /// Age of the oldest event by the last count.
+    pub(super) fn oldest_unpublished(&self) -> Option<f64> {
+        self.last_count().and_then(|(found, _)| found.oldest_seconds)
+    }
+
+    fn last_count(&self) -> Option<(Unpublished, Duration)> {
         let (mut found, at) = (*lock(&self.unpublished))?;
         let passed = at.elapsed();
         if found.events > 0 {
             found.oldest_seconds = found.oldest_seconds.map(|age| age + passed.as_secs_f64());
         }
-        (passed < UNPUBLISHED_FRESH).then_some(found)
+        Some((found, passed))
     }
 
     pub(super) fn link(&self) -> Link {

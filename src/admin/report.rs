@@ -144,6 +144,10 @@ pub struct DestinationReport {
     /// Rows of the table that are not decided, as the database counts them; `null` when it was not
     /// asked lately.
     pub unpublished: Option<Unpublished>,
+    /// Age of the oldest of them by the last count, however old that is: it has not become younger
+    /// since.
+    #[serde(skip)]
+    pub(super) waiting_seconds: Option<f64>,
     /// Undecided events.
     pub waiting: u64,
     /// Sent and not answered.
@@ -280,8 +284,8 @@ fn lag(
     let elsewhere = |one: &&DestinationReport| {
         now.phase == Phase::Table || one.slow || one.slow_runs > 0 || one.blocked > 0
     };
-    let ages = destinations.iter().filter(elsewhere).filter_map(|one| one.unpublished.as_ref());
-    let waiting = ages.filter_map(|found| found.oldest_seconds).fold(0.0, f64::max);
+    let ages = destinations.iter().filter(elsewhere).filter_map(|one| one.waiting_seconds);
+    let waiting = ages.fold(0.0, f64::max);
     let waiting = Duration::try_from_secs_f64(waiting).unwrap_or_default();
     let oldest = now.oldest_for.unwrap_or_default().max(waiting);
     match now.phase {
@@ -305,11 +309,14 @@ fn not_ready(
         Phase::Streaming if silent(now, memory_bytes) => {
             causes.push(format!("the WAL stream is silent for {} s", now.silent_for.as_secs()));
         }
-        Phase::Table if silent(now, memory_bytes) => {
+        Phase::Table if silent(now, memory_bytes) && !now.streams => {
             causes.push(format!("the database is silent for {} s", now.silent_for.as_secs()));
         }
         Phase::Table if now.streams => {
             causes.push(format!("relaying from the table{}", last.unwrap_or_default()));
+            if silent(now, memory_bytes) {
+                causes.push(format!("the database is silent for {} s", now.silent_for.as_secs()));
+            }
         }
         Phase::Streaming | Phase::Table => {}
         Phase::Starting | Phase::Waiting => {
@@ -436,6 +443,7 @@ impl DestinationReport {
                 redriven: totals.redriven,
             },
             unpublished: status.unpublished(),
+            waiting_seconds: status.oldest_unpublished(),
             waiting: wide(lanes.events),
             in_flight: wide(lanes.in_flight),
             lanes: wide(lanes.lanes),

@@ -282,7 +282,7 @@ impl Steps<'_> {
         let (name, source) = (&self.config.relay.name, &self.config.source);
         let store = Store::open(self.client, name, source).await?;
         let known = store.progress(self.client, &names).await?;
-        store.ensure_destinations(self.client, &wanted).await?;
+        store.begin_destinations(self.client, &wanted).await?;
         if facts.slot == SlotState::Missing && !known.is_empty() && self.config.relay.stream {
             let known: Vec<&str> = known.iter().map(|one| one.name.as_str()).collect();
             store.open_gap(self.client, &known).await?;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use tokio_postgres::Client;
 
 use super::{Stopped, say};
-use crate::config::Config;
+use crate::config::{Config, duration};
 use crate::run::clock;
 use crate::store::destinations::Progress;
 use crate::store::{Store, lock, settle};
@@ -36,9 +36,9 @@ pub struct Args {
     #[arg(long)]
     pub dry_run: bool,
 
-    /// How long to wait for the relay, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
-    pub wait: u64,
+    /// How long to wait for the relay.
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    pub wait: Duration,
 
     /// As JSON.
     #[arg(long)]
@@ -100,7 +100,7 @@ pub async fn run(args: &Args, config: &Config) -> Result<(), Stopped> {
         return Err(Stopped::Refused);
     }
     store.ask_for_sweep(client).await?;
-    let deadline = clock::now() + Duration::from_secs(args.wait);
+    let deadline = clock::now() + args.wait;
     wait(client, &store, &mut found, deadline).await?;
     say(&told(args, &found))?;
     match found.iter().all(|one| one.left == Some(0)) {

@@ -243,7 +243,7 @@ keys! {
         "Tenants whose events go there; a row without tenant matches no pattern."
         => "[\"acme\"]";
     REQUIRED: bool = Destination "required", Switch, Default("true"),
-        "Do readiness and health wait for it? Events wait for every destination: when `[relay] memory` is full of events that one destination holds up, reading stops for all.";
+        "Do readiness, health and retention wait for it? Whatever it is, it delays no other destination: what it can't take is handed over to the ledger and the table when memory is full.";
     PIPELINE: PipelineChoice = Destination "pipeline",
         Choice(&[("auto", PipelineChoice::Auto), ("batch", PipelineChoice::Batch), ("per-run", PipelineChoice::PerRun)]),
         Default("auto"),

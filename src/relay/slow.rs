@@ -191,7 +191,8 @@ impl Destination {
         self.goes_on() && !self.waiting.is_over() && self.waiting.wants()
     }
 
-    fn goes_on(&self) -> bool {
+    /// Is it read from and written to, as far as is known?
+    pub fn goes_on(&self) -> bool {
         matches!(self.phase(), Phase::Probe | Phase::Flow)
     }
 

@@ -11,6 +11,7 @@ use crate::error::{Failure, Kind};
 use crate::lsn::Lsn;
 use crate::run::clock;
 use crate::run::plan::{Found, Make, Plan, plan};
+use crate::run::session::Ended;
 use crate::run::work::Done;
 use crate::store::slot::{self, Slot, SlotState};
 use crate::wal::{self, Identity};
@@ -92,12 +93,21 @@ impl Caretaker {
         self.config.clone()
     }
 
-    /// What a look found. True: the session may end for a better one.
-    pub fn seen(&self, plan: &Plan) -> bool {
+    /// Why the session reads no WAL, as far as it tells what the next one will meet: the server
+    /// looks for the publication at the slot's position, and goes on looking there.
+    pub fn reason(&self) -> Option<Kind> {
+        let kind = self.why.as_ref().map(|why| why.kind);
+        kind.filter(|kind| *kind == Kind::PublicationMissing)
+    }
+
+    /// What a look found; how the session is to end, if it may for a better one.
+    pub fn seen(&self, plan: &Plan) -> Option<Ended> {
         match plan {
-            Plan::Stream(_) => true,
-            Plan::Table { make, .. } => make.is_some() && !self.making,
-            Plan::Fail(_) => false,
+            Plan::Stream(_) => Some(Ended::Again(None)),
+            Plan::Table { make: Some(_), why } if !self.making => {
+                Some(Ended::Again(why.as_ref().map(|why| why.kind)))
+            }
+            Plan::Table { .. } | Plan::Fail(_) => None,
         }
     }
 }

@@ -1,5 +1,8 @@
 //! The one loop: WAL into the core, the core's actions out to publishers and ledger, their answers
 //! back, and what the core allows confirmed to the server. It decides nothing itself.
+//! `answers` has what follows from the database's answers.
+
+mod answers;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +26,6 @@ use crate::run::session::Ended;
 use crate::run::sweeper::{Ask, Sweeper};
 use crate::run::work::{Done, Ledger, Place, letter};
 use crate::run::{clock, letters};
-use crate::store::Pulse;
 use crate::store::sweep::{parse_marker, parse_request};
 use crate::wal::{Control, WalItem, WalStream};
 
@@ -49,6 +51,8 @@ pub struct Pump<'a> {
     pub sweeper: Sweeper,
     /// Sees to a slot while there is no WAL.
     pub caretaker: Option<Caretaker>,
+    /// Jobs that may wait for others' transactions: they say nothing of the connection.
+    pub patient: usize,
     pub letters: letters::Clock,
     pub shutdown: CancellationToken,
     pub shutdown_timeout: Duration,
@@ -83,10 +87,10 @@ impl Pump<'_> {
             }
             self.reporter.turn(self.relay, clock::now());
             // A statement under way answers for the connection; one that waits for a synchronous
-            // standby must not look like a dead server.
+            // standby must not look like a dead server. A job that itself waits answers for nothing.
             if clock::now() >= next_ping {
                 next_ping = clock::now() + PING_EVERY;
-                if jobs.is_empty() {
+                if jobs.len() <= self.patient {
                     jobs.push(Box::pin(Arc::clone(&self.ledger).ping()));
                 }
             }
@@ -119,8 +123,11 @@ impl Pump<'_> {
                     self.reporter.stopping();
                 }
                 Some(done) = jobs.next() => {
-                    if self.done(done)? && stop.is_none() {
-                        stop = Some(self.begin_stop(Ended::Again)?);
+                    self.reporter.answered();
+                    if let Some(ended) = self.done(done)?
+                        && stop.is_none()
+                    {
+                        stop = Some(self.begin_stop(ended)?);
                     }
                 }
                 Some((id, report)) = self.reports.recv() => {
@@ -202,11 +209,15 @@ impl Pump<'_> {
 
     fn see_to_the_slot(&mut self, jobs: &mut Jobs) {
         let Some(caretaker) = &mut self.caretaker else { return };
-        jobs.extend(caretaker.make());
+        if let Some(make) = caretaker.make() {
+            self.patient += 1;
+            jobs.push(make);
+        }
         if caretaker.is_due(clock::now()) {
             let (client, config) = (Arc::clone(&self.ledger.client), caretaker.config());
+            let reason = caretaker.reason();
             jobs.push(Box::pin(async move {
-                Done::SlotSeen(caretaker::look(&client, &config, None).await)
+                Done::SlotSeen(caretaker::look(&client, &config, reason).await)
             }));
         }
     }
@@ -244,6 +255,7 @@ impl Pump<'_> {
                 Action::Load { destination, waiters, max_bytes } => {
                     let Some(place) = self.place(destination) else { continue };
                     let ledger = Arc::clone(&self.ledger);
+                    self.patient += 1;
                     jobs.push(Box::pin(ledger.load(
                         destination,
                         place.destination,
@@ -387,85 +399,6 @@ impl Pump<'_> {
         let ledger = Arc::clone(&self.ledger);
         jobs.push(Box::pin(ledger.verify(id, place, resumed, candidates, floor)));
         Ok(())
-    }
-
-    /// A job is done. True: the session may end for a better one.
-    fn done(&mut self, done: Done) -> Result<bool, Failure> {
-        match done {
-            Done::Recorded(result) => {
-                let newest = result?;
-                self.feed(Input::Recorded { newest })?;
-            }
-            Done::Buried(burial, result) => {
-                if let Err(failure) = &result {
-                    tracing::warn!(
-                        code = failure.kind.code(),
-                        "dead letter not written: {}",
-                        failure.detail
-                    );
-                }
-                self.feed(Input::Buried(burial, result.is_ok()))?;
-            }
-            Done::Verified(id, result) => {
-                let verified = result?;
-                self.reporter.resumed(id, &verified);
-                self.feed(Input::Resumed(id, verified))?;
-            }
-            Done::Letters(result) => {
-                let answer = result?;
-                self.letters.answered(clock::now(), &answer);
-                let letters::Answer { again, released, .. } = answer;
-                self.feed(Input::Letters { again, released })?;
-            }
-            Done::Pinged(result) => {
-                let pulse = result?;
-                self.reporter.pulse(&pulse);
-                self.feel_wal_pressure(&pulse)?;
-            }
-            Done::Loaded(id, result) => self.feed(Input::Loaded(id, result?))?,
-            Done::WaitingRead(id, result) => self.feed(Input::WaitingRead(id, result?))?,
-            Done::Looked(Ok(looked)) => self.sweeper.looked(looked),
-            Done::Rows(Ok(rows)) => {
-                for input in self.sweeper.rows(rows, self.relay) {
-                    self.feed(input)?;
-                }
-            }
-            Done::Looked(Err(failure)) | Done::Rows(Err(failure)) => {
-                // Without a stream nothing goes on that way.
-                if self.wal.is_none() {
-                    return Err(failure);
-                }
-                self.reporter.sweep_failed(&failure);
-                self.sweeper.failed(clock::now());
-                self.feed(Input::SweepEnds)?;
-            }
-            // Only the next start has more to look through.
-            Done::Advanced(Err(failure)) => self.reporter.sweep_failed(&failure),
-            Done::Advanced(Ok(())) => {}
-            Done::SlotMade(made) => {
-                return Ok(self.caretaker.as_mut().is_some_and(|one| one.made(&made)));
-            }
-            Done::SlotSeen(plan) => {
-                let plan = plan?;
-                return Ok(self.caretaker.as_ref().is_some_and(|one| one.seen(&plan)));
-            }
-        }
-        Ok(false)
-    }
-
-    /// Counts only what our own undecided events hold back: nothing is gained by handing over when
-    /// somebody else's transaction does.
-    fn feel_wal_pressure(&mut self, pulse: &Pulse) -> Result<(), Failure> {
-        let ours = self.relay.oldest_held().map_or(0, |lsn| pulse.wal_end.0.saturating_sub(lsn.0));
-        let limit = self.max_retained_wal_bytes;
-        // The server drops the slot when its limit is reached: three quarters are near enough.
-        let in_danger = pulse.slot.is_some_and(|slot| {
-            slot.safe_wal_size_bytes.is_some_and(|safe| safe < slot.retained_bytes / 3)
-                && ours > slot.retained_bytes / 2
-        });
-        let pressed = ours > limit || in_danger;
-        self.reporter.wal_pressure(pressed, ours);
-        self.feed(Input::WalPressure(pressed))
     }
 
     fn feed(&mut self, input: Input) -> Result<(), Failure> {

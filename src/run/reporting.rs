@@ -95,11 +95,15 @@ impl Reporter {
     pub fn pulse(&mut self, pulse: &Pulse) {
         self.dirty = true;
         self.status.clock(pulse.server_now);
-        if !self.streaming {
-            self.status.heard();
-        }
         if let Some(slot) = &pulse.slot {
             self.status.retained(slot.retained_bytes);
+        }
+    }
+
+    /// The database answered.
+    pub fn answered(&mut self) {
+        if !self.streaming {
+            self.status.heard();
         }
     }
 

@@ -46,8 +46,9 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 pub enum Ended {
     /// By an orderly stop.
     Stopped,
-    /// The next one can do better: a slot is there that was not.
-    Again,
+    /// The next one can do better: a slot is there that was not, or can be made. It is told why
+    /// there was none, where that is not to be seen.
+    Again(Option<Kind>),
 }
 
 /// What one session leaves to the next.
@@ -150,6 +151,7 @@ pub async fn run(
         reporter,
         sweeper,
         caretaker: table,
+        patient: 0,
         letters: letters::Clock::new(clock::now(), config.dead_letters.retention),
         shutdown: shutdown.clone(),
         shutdown_timeout: config.relay.shutdown_timeout,
@@ -295,7 +297,10 @@ async fn prepare(
     let plan = caretaker::look(&client, config, last_failure).await?;
     let required: Vec<(&str, bool)> =
         config.destinations.iter().map(|each| (each.name.as_str(), each.required)).collect();
-    let mut progress = store.ensure_destinations(&client, &required).await?;
+    let mut progress = match plan {
+        Plan::Table { .. } => store.begin_destinations(&client, &required).await?,
+        Plan::Stream(_) | Plan::Fail(_) => store.ensure_destinations(&client, &required).await?,
+    };
     if let Plan::Table { .. } = plan {
         // Before a slot is made, and before a row is sent that no WAL brought: a crash from here on
         // is known to the next session.

@@ -4,7 +4,6 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::error::Failure;
 use crate::relay::machine::{Loaded, WaitingPart};
@@ -13,9 +12,6 @@ use crate::relay::waiting::Waiter;
 use crate::run::sweeper::{Advance, LOOK_LIMIT, LookRequest, Looked};
 use crate::run::work::{Done, Ledger};
 use crate::store::waiting::Waiting;
-
-/// How often it is looked whether a transaction has ended.
-const OPEN_EVERY: Duration = Duration::from_millis(200);
 
 /// As the core wants them. `gap`: the receipt up to which what was handed over is older than the
 /// rows that are missing.
@@ -55,23 +51,27 @@ impl Ledger {
         let seen: HashSet<i64> = events.iter().map(|event| event.seq).collect();
         let absent: Vec<i64> =
             seqs.iter().take(count).copied().filter(|seq| !seen.contains(seq)).collect();
+        let absent = match absent.is_empty() {
+            true => absent,
+            // What a prune or an erasure took need not be waited for.
+            false => self.store.not_gone(&self.client, destination, &absent).await?,
+        };
         if !absent.is_empty() {
-            let mut open = self.store.mark_frontier(&self.client).await?.open;
-            while !open.is_empty() {
-                tokio::time::sleep(OPEN_EVERY).await;
-                open = self.store.still_open(&self.client, &open).await?;
-            }
+            let open = self.store.mark_frontier(&self.client).await?.open;
+            self.store.all_ended(&self.client, open).await?;
             let late = self.store.rows(&self.client, &absent).await?;
-            let lost = absent.len().saturating_sub(late.len());
-            let pruned = match lost {
-                0 => 0,
-                _ => self.store.gone(&self.client, destination, &absent).await?,
+            let late_seqs: HashSet<i64> = late.iter().map(|event| event.seq).collect();
+            let lost: Vec<i64> =
+                absent.iter().copied().filter(|seq| !late_seqs.contains(seq)).collect();
+            let lost = match lost.is_empty() {
+                true => lost,
+                false => self.store.not_gone(&self.client, destination, &lost).await?,
             };
-            if lost > pruned {
+            if !lost.is_empty() {
                 tracing::error!(
                     destination,
-                    events = lost - pruned,
-                    first_seq = absent.first(),
+                    events = lost.len(),
+                    first_seq = lost.first(),
                     "rows were deleted while their events waited for this destination: they are \
                      lost to it"
                 );

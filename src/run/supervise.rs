@@ -36,8 +36,8 @@ pub async fn run(
         let ended = session::run(config, status, shutdown, &mut carried).await;
         let failure = match ended {
             Ok(Ended::Stopped) => return Ok(()),
-            Ok(Ended::Again) => {
-                carried.last_failure = None;
+            Ok(Ended::Again(reason)) => {
+                carried.last_failure = reason;
                 continue;
             }
             Err(failure) => failure,

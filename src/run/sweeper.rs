@@ -6,15 +6,16 @@
 //! saw, as far as it ever will. What the core does not know then was missed. Without a WAL stream
 //! the marker proves only that the rows are durable, and what the core does not know is new.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
+use crate::event::RunHash;
 use crate::lsn::Lsn;
 use crate::relay::Relay;
 use crate::relay::machine::Input;
 use crate::relay::outcome::DestinationId;
 use crate::relay::ranges::RangeSet;
-use crate::store::destinations::Progress;
+use crate::store::destinations::{HOLES_MAX, Progress, coarsened};
 use crate::store::rows::Rows;
 use crate::store::sweep::{FrontierMark, Look};
 
@@ -24,6 +25,8 @@ const TABLE_EVERY: Duration = Duration::from_millis(250);
 const TABLE_BUSY: Duration = Duration::from_millis(20);
 /// Between two passes while rows are looked for that no WAL brings.
 const GAP_EVERY: Duration = Duration::from_millis(500);
+/// After a pass that left out what a destination misses that does not go on at the moment.
+const SKIPPED_EVERY: Duration = Duration::from_secs(5);
 /// After a pass that failed.
 const FAILED_EVERY: Duration = Duration::from_secs(10);
 /// How often progress is recorded while pass follows pass: it only saves the next start some work.
@@ -99,6 +102,10 @@ struct Pass {
     /// Missed, and missed but not taken yet, for each destination.
     found: Vec<usize>,
     refused: Vec<usize>,
+    /// Their destination does not go on: rows for it would only fill memory.
+    skipped: Vec<bool>,
+    /// Runs of which a row was refused: nothing of them is taken behind it.
+    left: HashSet<(usize, RunHash)>,
     /// There was no room for all rows.
     cut: bool,
 }
@@ -185,7 +192,8 @@ impl Sweeper {
         }
         let pass = self.pass.as_mut()?;
         if matches!(pass.stage, Stage::Marker) && (pass.delivered || !self.streaming) {
-            pass.stage = Stage::Rows(pass.missed(relay));
+            let missed = pass.missed(relay);
+            pass.stage = Stage::Rows(missed);
         }
         let Stage::Rows(wanted) = &mut pass.stage else { return None };
         if !pass.reading.is_empty() {
@@ -213,6 +221,8 @@ impl Sweeper {
             token,
             found: vec![0; held.len()],
             refused: vec![0; held.len()],
+            skipped: vec![false; held.len()],
+            left: HashSet::new(),
             looks: Vec::new(),
             cleared: None,
             until: Lsn::ZERO,
@@ -262,9 +272,14 @@ impl Sweeper {
         for event in rows.events {
             for destination in reading.remove(&event.seq).unwrap_or_default() {
                 let index = usize::from(destination.0);
-                let waiting = relay.destinations().get(index).map(|each| each.waiting());
-                if waiting.is_some_and(|waiting| waiting.has_old(event.run_hash)) {
-                    // What was handed over before the gap goes first.
+                let run = event.run_hash;
+                let takes = relay.destinations().get(index).is_some_and(|each| {
+                    // What was handed over before the gap goes first; and a lane that does not go
+                    // on, or is long, would only fill memory.
+                    !each.waiting().has_old(run) && each.lanes().may_grow(run)
+                });
+                if !takes || pass.left.contains(&(index, run)) {
+                    pass.left.insert((index, run));
                     add(&mut pass.refused, index);
                     continue;
                 }
@@ -296,11 +311,12 @@ impl Sweeper {
         let mut again = pass.cut || std::mem::take(&mut self.asked);
         let (mut bridging, mut busy) = (false, false);
         let places = relay.destinations().iter().zip(0u16..).zip(&mut self.ways);
-        let finds = pass.looks.iter().zip(pass.found.iter().zip(&pass.refused));
-        for (((destination, id), way), (look, (found, refused))) in places.zip(finds) {
+        let counts = pass.found.iter().zip(&pass.refused).zip(&pass.skipped);
+        let finds = pass.looks.iter().zip(counts);
+        for (((destination, id), way), (look, ((found, refused), skipped))) in places.zip(finds) {
             take(&mut way.progress, look, pass.cleared);
-            let all = !pass.cut && look.covered_to >= look.to;
-            again |= !all;
+            let all = !pass.cut && look.covered_to >= look.to && !skipped;
+            again |= !all && !skipped;
             busy |= *found > 0;
             let bridged_to = way.bridge_to.filter(|to| pass.cleared.is_some_and(|at| at >= *to));
             let is_bridging = destination.waiting().is_bridging();
@@ -329,6 +345,7 @@ impl Sweeper {
             (false, _) if busy => TABLE_BUSY,
             (false, _) => TABLE_EVERY,
             (true, true) => GAP_EVERY,
+            (true, false) if pass.skipped.contains(&true) => self.every.min(SKIPPED_EVERY),
             (true, false) => self.every,
         };
         self.next_at = now + pause;
@@ -338,9 +355,16 @@ impl Sweeper {
 
 impl Pass {
     /// Rows to read: in the order of their numbers, each once.
-    fn missed(&self, relay: &Relay) -> VecDeque<(i64, Vec<DestinationId>)> {
+    fn missed(&mut self, relay: &Relay) -> VecDeque<(i64, Vec<DestinationId>)> {
         let mut wanted: BTreeMap<i64, Vec<DestinationId>> = BTreeMap::new();
-        for ((destination, id), look) in relay.destinations().iter().zip(0u16..).zip(&self.looks) {
+        let looks = self.looks.iter().zip(&mut self.skipped);
+        for ((destination, id), (look, skipped)) in
+            relay.destinations().iter().zip(0u16..).zip(looks)
+        {
+            if !destination.goes_on() {
+                *skipped = !look.undecided.is_empty();
+                continue;
+            }
             for seq in destination.missed(&look.undecided) {
                 wanted.entry(seq).or_default().push(DestinationId(id));
             }
@@ -363,7 +387,8 @@ fn take(progress: &mut Progress, look: &Look, cleared: Option<i64>) {
     let above = look.open.iter().filter(|(_, end)| *end > proven);
     holes.extend(above.map(|(start, end)| ((*start).max(proven.saturating_add(1)), *end)));
     let upto = |(start, end): (i64, i64)| (start <= look.to).then_some((start, end.min(look.to)));
-    progress.holes = holes.iter().filter_map(upto).collect();
+    let holes: Vec<(i64, i64)> = holes.iter().filter_map(upto).collect();
+    progress.holes = coarsened(&holes, HOLES_MAX);
     progress.frontier = look.to;
     progress.receipt_id = look.receipt_id;
 }

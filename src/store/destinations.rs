@@ -5,6 +5,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
 
 use super::sql::{multirange, parse_multirange};
+use super::sweep::FrontierMark;
 use super::{Store, failed, unexpected};
 use crate::error::Failure;
 
@@ -110,6 +111,16 @@ impl Statements {
 }
 
 impl Store {
+    /// [`Store::ensure_destinations`] where no slot brings what is not committed yet: before a
+    /// destination begins, everybody has ended who may commit a row below its beginning.
+    pub async fn begin_destinations(
+        &self,
+        client: &Client,
+        destinations: &[(&str, bool)],
+    ) -> Result<Vec<Progress>, Failure> {
+        self.ensure(client, destinations, true).await
+    }
+
     /// The progress of these destinations (name, required), in this order. One without a row gets
     /// it: it begins at the sequence's last value, with what is written from now on. Those that
     /// are not named become inactive. Writes nothing when nothing changes.
@@ -117,6 +128,15 @@ impl Store {
         &self,
         client: &Client,
         destinations: &[(&str, bool)],
+    ) -> Result<Vec<Progress>, Failure> {
+        self.ensure(client, destinations, false).await
+    }
+
+    async fn ensure(
+        &self,
+        client: &Client,
+        destinations: &[(&str, bool)],
+        after_writers: bool,
     ) -> Result<Vec<Progress>, Failure> {
         let ours = &self.destinations;
         let fault = |error: &_| failed("cannot record the destinations", error);
@@ -126,7 +146,10 @@ impl Store {
         if !missing.is_empty() {
             // After the receipts were looked at: those that there were are about numbers that the
             // sequence had given by then.
-            let last = self.last_number(client).await?;
+            let last = match after_writers {
+                false => self.last_number(client).await?,
+                true => self.settled_number(client).await?,
+            };
             let add = async {
                 let (mut names, mut required, mut receipts) = (Vec::new(), Vec::new(), Vec::new());
                 for row in &missing {
@@ -143,6 +166,19 @@ impl Store {
         let set = client.execute(&ours.set, &[&self.relay, &names, &required]).await;
         set.map_err(|error| fault(&error))?;
         self.progress(client, &names).await
+    }
+
+    /// The sequence's last value, when everybody has ended who may commit a row up to it.
+    async fn settled_number(&self, client: &Client) -> Result<i64, Failure> {
+        let FrontierMark { last, open } = self.mark_frontier(client).await?;
+        if !open.is_empty() {
+            tracing::info!(
+                transactions = open.len(),
+                "a destination begins when the transactions that write to the outbox now have ended"
+            );
+        }
+        self.all_ended(client, open).await?;
+        Ok(last)
     }
 
     /// The progress of these destinations, in this order; those without a row are left out.

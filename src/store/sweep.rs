@@ -2,6 +2,8 @@
 //! those numbers have a row and no receipt, and the marker that the WAL brings back. Reads only,
 //! but for the marker.
 
+use std::time::Duration;
+
 use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Statement};
 
@@ -45,6 +47,9 @@ pub struct Look {
     /// The newest receipt that the look has taken into account.
     pub receipt_id: i64,
 }
+
+/// How often it is looked whether a transaction has ended.
+const OPEN_EVERY: Duration = Duration::from_millis(200);
 
 /// Prefix of our logical messages.
 pub const MARKER_PREFIX: &str = "outboxd";
@@ -206,6 +211,15 @@ impl Store {
     ) -> Result<Vec<String>, Failure> {
         let writers = self.writers(client).await?;
         Ok(open.iter().filter(|one| writers.contains(one)).cloned().collect())
+    }
+
+    /// Waits until all of them have ended.
+    pub async fn all_ended(&self, client: &Client, mut open: Vec<String>) -> Result<(), Failure> {
+        while !open.is_empty() {
+            tokio::time::sleep(OPEN_EVERY).await;
+            open = self.still_open(client, &open).await?;
+        }
+        Ok(())
     }
 
     async fn writers(&self, client: &Client) -> Result<Vec<String>, Failure> {

@@ -80,24 +80,25 @@ pub(super) const WAITING: &str = "\
     FROM waiting AS w";
 
 // What a prune or an erasure recorded: there are few of these, and no index by number.
-const GONE: &str = "\
-    SELECT count(*) FROM unnest($3::int8[]) AS asked (seq) \
-    WHERE EXISTS (SELECT FROM outbox.receipt AS r \
-                  WHERE r.relay = $1::text AND r.destination = $2::text AND r.outcome = 'gone' \
-                    AND r.seqs @> asked.seq)";
+const NOT_GONE: &str = "\
+    SELECT asked.seq FROM unnest($3::int8[]) AS asked (seq) \
+    WHERE NOT EXISTS (SELECT FROM outbox.receipt AS r \
+                      WHERE r.relay = $1::text AND r.destination = $2::text \
+                        AND r.outcome = 'gone' AND r.seqs @> asked.seq)";
 
 impl Store {
-    /// How many of these numbers the ledger has as gone already.
-    pub async fn gone(
+    /// Those of these numbers that the ledger does not have as gone.
+    pub async fn not_gone(
         &self,
         client: &Client,
         destination: &str,
         seqs: &[i64],
-    ) -> Result<usize, Failure> {
-        let row = client.query_one(GONE, &[&self.relay, &destination, &seqs]).await;
-        let count = row.and_then(|row| row.try_get::<_, i64>(0));
-        let count = count.map_err(|error| failed("cannot look for rows that went", &error))?;
-        Ok(usize::try_from(count).unwrap_or(0))
+    ) -> Result<Vec<i64>, Failure> {
+        let read = async {
+            let rows = client.query(NOT_GONE, &[&self.relay, &destination, &seqs]).await?;
+            rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<i64>, _>>()
+        };
+        read.await.map_err(|error| failed("cannot look for rows that went", &error))
     }
 
     /// What waits for a destination, from the receipts after this one: whole receipts, of about

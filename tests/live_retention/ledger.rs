@@ -173,34 +173,3 @@ async fn what_waits_is_never_forgotten() {
     assert_eq!(place.text(undecided).await, "{[100,)}");
     assert_eq!(place.text(receipts).await, "published{[3,4)}");
 }
-
-/// A number that is in a receipt, and was handed over after it, waits; a merged receipt must not come
-/// to lie behind the handed one.
-#[tokio::test]
-async fn what_was_recorded_before_a_hand_over_says_nothing() {
-    let place = Place::new().await;
-    place.known().await;
-    place.rows(4, 20).await;
-    for (outcome, seqs) in [
-        ("published", "{[1,3)}"),
-        ("published", "{[3,4)}"),
-        ("handed", "{[2,3)}"),
-        ("published", "{[4,5)}"),
-        ("published", "{}"),
-        ("published", "{}"),
-    ] {
-        place.receipt("events", outcome, seqs, 2.0).await;
-    }
-    let undecided = "SELECT outbox.undecided('orders', 'events')::text";
-    for _ in 0..2 {
-        assert_eq!(place.text(undecided).await, "{[2,3),[5,)}");
-        let (_, summary) = place.pass(Some(DAY)).await;
-        println!("{summary:?}");
-    }
-    assert_eq!(place.seqs().await, [2]);
-    assert_eq!(
-        place.number(RECEIPTS).await,
-        4 + 1,
-        "two merged, two merged, the rest, and one gone"
-    );
-}

@@ -40,6 +40,27 @@ async fn a_destination_begins_with_what_is_written_from_now_on() {
     assert_eq!(store.progress(&client, &["events", "none"]).await.unwrap(), found[1..]);
 }
 
+/// A row that is written and not committed when a destination begins is in no slot's reach where there
+/// is none: the beginning waits for it, so that nothing that commits later is below.
+#[tokio::test]
+async fn without_a_slot_a_destination_begins_behind_those_who_write() {
+    let (postgres, client, store) = ready().await;
+    let writer = postgres.connect().await.unwrap();
+    writer.batch_execute("BEGIN; SELECT outbox.publish('r', 'k', '{}')").await.unwrap();
+    let begin = async || store.begin_destinations(&client, &[("events", true)]).await.unwrap();
+    let waited = tokio::time::timeout(std::time::Duration::from_millis(600), begin()).await;
+    assert!(waited.is_err(), "{waited:?}");
+    assert_eq!(store.progress(&client, &["events"]).await.unwrap(), []);
+    // Written while it waits: above its beginning.
+    let (begun, ()) = tokio::join!(begin(), async {
+        publish(&client, 2).await;
+        writer.batch_execute("COMMIT").await.unwrap();
+    });
+    assert!(begun[0].frontier >= 1 && begun[0].frontier <= 3, "{begun:?}");
+    // Nobody to wait for.
+    assert_eq!(begin().await, begun);
+}
+
 #[tokio::test]
 async fn nothing_is_written_when_nothing_changes() {
     let (_postgres, client, store) = ready().await;

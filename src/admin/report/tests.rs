@@ -42,8 +42,7 @@ fn lag_knows_of_what_waits_outside_of_memory() {
     let of = |destinations: &[DestinationReport]| {
         lag(&status.snapshot(), status.memory_bytes, destinations).unwrap()
     };
-    destinations[0].unpublished =
-        Some(Unpublished { events: 5, at_least: false, oldest_seconds: Some(90.0) });
+    destinations[0].waiting_seconds = Some(90.0);
     assert_eq!(of(&destinations), Duration::ZERO, "memory knows better");
     destinations[0].slow_runs = 1;
     assert_eq!(of(&destinations), Duration::from_secs(90));
