@@ -85,6 +85,7 @@ impl Bench {
             publication: "outboxd_bench".into(),
             table: QualifiedName { schema: "outbox".into(), name: "event".into() },
             columns: ColumnMap::default(),
+            mark: Default::default(),
             connect_timeout: std::time::Duration::from_secs(10),
         };
         let store = Store::open(&client, "bench", &source).await.unwrap();

@@ -103,6 +103,8 @@ CREATE TABLE outbox.destination (
     receipt_id  bigint         NOT NULL DEFAULT 0,
     gap_since   timestamptz,
     gap_receipt bigint,
+    began_after bigint         NOT NULL DEFAULT 0,
+    marked_receipt bigint      NOT NULL DEFAULT 0,
     created_at  timestamptz    NOT NULL DEFAULT now(),
     updated_at  timestamptz    NOT NULL DEFAULT now(),
     PRIMARY KEY (relay, name),
@@ -124,6 +126,11 @@ COMMENT ON COLUMN outbox.destination.gap_since IS
 COMMENT ON COLUMN outbox.destination.gap_receipt IS
     'With a gap: what receipts up to this id handed over is older than the rows that are missing.';
 
+COMMENT ON COLUMN outbox.destination.began_after IS
+    'The sequence''s last value when the destination became known: what is older is not waited for.';
+COMMENT ON COLUMN outbox.destination.marked_receipt IS
+    'With [source] mark: what receipts up to this id decided is marked in the table.';
+
 -- The ledger: append-only, one row per destination and flush.
 --
 -- Small on purpose. A row of one unbroken range is about 230 bytes, with both indexes and the
@@ -136,7 +143,7 @@ CREATE TABLE outbox.receipt (
     destination     text           NOT NULL,
     generation      int            NOT NULL,
     outcome         text           NOT NULL
-        CHECK (outcome IN ('published', 'dead', 'unmatched', 'gone', 'handed')),
+        CHECK (outcome IN ('published', 'dead', 'unmatched', 'gone', 'handed', 'adopted')),
     seqs            int8multirange NOT NULL,
     events          int            NOT NULL,
     unmatched       int            NOT NULL DEFAULT 0,

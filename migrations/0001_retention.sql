@@ -501,7 +501,7 @@ BEGIN
        AND r.destination = still.place AND NOT r.seqs && still.seqs
        AND r.id < (SELECT max(n.id) FROM outbox.receipt n
                     WHERE n.relay = r.relay AND n.destination = r.destination
-                      AND n.outcome <> 'gone');
+                      AND n.outcome NOT IN ('gone', 'adopted'));
     GET DIAGNOSTICS deleted = ROW_COUNT;
 
     doomed := array(
@@ -513,7 +513,7 @@ BEGIN
            AND (r.last_lsn < above OR isempty(r.seqs)) AND r.id <= coalesce(d.receipt_id, r.id)
            AND r.id < (SELECT max(n.id) FROM outbox.receipt n
                         WHERE n.relay = r.relay AND n.destination = r.destination
-                          AND n.outcome <> 'gone')
+                          AND n.outcome NOT IN ('gone', 'adopted'))
            AND NOT EXISTS (SELECT FROM outbox.receipt h
                             WHERE h.relay = r.relay AND h.destination = r.destination
                               AND h.outcome = 'handed' AND h.seqs && r.seqs));
@@ -541,7 +541,7 @@ BEGIN
            AND date_bin('5 minutes', r.recorded_at, 'epoch') < date_bin('5 minutes', now(), 'epoch')
            AND r.id < (SELECT max(n.id) FROM outbox.receipt n
                         WHERE n.relay = r.relay AND n.destination = r.destination
-                          AND n.outcome <> 'gone')
+                          AND n.outcome NOT IN ('gone', 'adopted'))
          GROUP BY r.destination, r.outcome, r.generation, r.stream, r.stream_created,
                   r.first_lsn IS NULL AND NOT isempty(r.seqs),
                   (SELECT max(h.id) FROM outbox.receipt h

@@ -25,6 +25,7 @@ fn source() -> SourceConfig {
         publication: "outboxd_orders".into(),
         table: QualifiedName { schema: "outbox".into(), name: "event".into() },
         columns: ColumnMap::default(),
+        mark: Default::default(),
         connect_timeout: std::time::Duration::from_secs(10),
     }
 }

@@ -45,6 +45,7 @@ const HELP: &[(&str, &str, &str)] = &[
     (COMPACTED, "", "Receipts merged into others or deleted"),
     (PASSES, "", "Passes of retention that came to their end"),
     (BUSY, "", "Steps of retention left for the next pass, since a lock was not to be had"),
+    (MARKED, "", "Rows marked as done, or deleted, by `[source] mark`"),
     (DEAD_LETTERS, "destination, reason", "Events written to outbox.dead_letter"),
     (REDRIVEN, "destination", "Dead letters that were sent again and are in the stream"),
     (DUPLICATES, "destination", "Acks that said the stream had the message already"),
@@ -103,6 +104,7 @@ const PARTITIONS: &str = "outboxd_partitions_total";
 const COMPACTED: &str = "outboxd_compacted_receipts_total";
 const PASSES: &str = "outboxd_retention_passes_total";
 const BUSY: &str = "outboxd_retention_busy_total";
+const MARKED: &str = "outboxd_marked_rows_total";
 const BUILD: &str = "outboxd_build_info";
 const COMMIT_TO_ACK: &str = "outboxd_commit_to_ack_seconds";
 const PUBLISH_DURATION: &str = "outboxd_publish_duration_seconds";
@@ -169,6 +171,7 @@ impl Exporter {
             self.count(FAILURES, &[("kind", kind.code())], count);
         }
         self.retention(&report.retention);
+        self.count(MARKED, &[], status.marked_rows());
     }
 
     fn retention(&self, figures: &Figures) {

@@ -85,6 +85,7 @@ pub struct Status {
     pub commit_to_ack: Histogram,
     /// What retention did.
     pub retention: RetentionStatus,
+    marked: AtomicU64,
     pub(super) relay: String,
     pub(super) slot: String,
     pub(super) memory_bytes: usize,
@@ -126,6 +127,7 @@ impl Status {
         Arc::new(Status {
             commit_to_ack: Histogram::default(),
             retention: RetentionStatus::default(),
+            marked: AtomicU64::new(0),
             relay: config.relay.name.clone(),
             slot: config.source.slot.clone(),
             memory_bytes: config.event_bytes(),
@@ -150,6 +152,15 @@ impl Status {
             undecided_bytes: AtomicU64::new(0),
             oldest: AtomicI64::new(NO_TIME),
         })
+    }
+
+    /// Rows were marked as done in the table.
+    pub fn marked(&self, rows: u64) {
+        self.marked.fetch_add(rows, Ordering::Relaxed);
+    }
+
+    pub(super) fn marked_rows(&self) -> u64 {
+        self.marked.load(Ordering::Relaxed)
     }
 
     /// The relay is now in `phase`.

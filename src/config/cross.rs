@@ -40,8 +40,8 @@ pub(super) fn credentials(reader: &mut Reader, scope: Scope) {
     }
 }
 
-/// A column carries one thing.
-pub(super) fn columns(reader: &mut Reader, scope: Scope, map: &ColumnMap) {
+/// A column carries one thing. `marks`: the relay writes into one.
+pub(super) fn columns(reader: &mut Reader, scope: Scope, map: &ColumnMap, marks: bool) {
     let all = [
         (&keys::COLUMN_SEQ.spec, Some(&map.seq)),
         (&keys::COLUMN_ID.spec, Some(&map.id)),
@@ -52,6 +52,7 @@ pub(super) fn columns(reader: &mut Reader, scope: Scope, map: &ColumnMap) {
         (&keys::COLUMN_VERSION.spec, map.version.as_ref()),
         (&keys::COLUMN_HEADERS.spec, map.headers.as_ref()),
         (&keys::COLUMN_CREATED_AT.spec, map.created_at.as_ref()),
+        (&keys::COLUMN_PUBLISHED_AT.spec, marks.then_some(&map.published_at)),
     ];
     // `id` and `run` may be read from the columns of others: a table may be ordered by tenant, or
     // identify its rows by `seq`.

@@ -11,7 +11,7 @@ use super::form::{
     Choice, Column, Count, Dsn, File, Form, Kept, Lasting, Levels, List, Listen, Relation, Size,
     Subject, Switch,
 };
-use super::{LogFormat, OnDeadLetter, PipelineChoice, QualifiedName, rules};
+use super::{LogFormat, Mark, OnDeadLetter, PipelineChoice, QualifiedName, rules};
 use crate::message::Template;
 
 /// A table of the file.
@@ -206,6 +206,9 @@ keys! {
         "Publication." => "\"outboxd_orders\"";
     TABLE: QualifiedName = Source "table", Relation, Default("outbox.event"),
         "The outbox table.";
+    MARK: Mark = Source "mark",
+        Choice(&[("ledger", Mark::Ledger), ("column", Mark::Column), ("delete", Mark::Delete)]), Default("ledger"),
+        "What becomes of a row of a table of your own when its event is decided: nothing, `published_at` is set, or the row is deleted. The ledger is kept in each case.";
     CONNECT_TIMEOUT: Duration = Source "connect_timeout", Lasting("1s", "5m"), Default("10s"),
         "Deadline of each step of connecting: TCP, TLS, log-in, each start-up statement.";
 
@@ -227,6 +230,8 @@ keys! {
         "jsonb or json: an object of headers.";
     COLUMN_CREATED_AT: Option<String> = Columns "created_at", Column, Default("created_at"),
         "timestamptz: when the row was made.";
+    COLUMN_PUBLISHED_AT: String = Columns "published_at", rules::IDENTIFIER, Default("published_at"),
+        "timestamptz or timestamp: NULL until the row is done. Used with `mark = \"column\"` and by `outboxd adopt` only.";
 
     SERVERS: Vec<String> = Destination "servers",
         List("nats:// or tls:// URLs without credentials", rules::server), Required,

@@ -113,8 +113,22 @@ pub struct SourceConfig {
     pub table: QualifiedName,
     /// Names of the columns that carry an event.
     pub columns: ColumnMap,
+    /// What the table itself shows of what is done (`mark`, default `ledger`).
+    pub mark: Mark,
     /// Deadline for TCP connect, TLS, authentication, and each start-up statement (10 s).
     pub connect_timeout: Duration,
+}
+
+/// `mark`: the ledger alone decides; this is what it leaves in the table for others to see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mark {
+    /// Nothing: rows are not touched.
+    #[default]
+    Ledger,
+    /// The time in a column.
+    Column,
+    /// The row goes.
+    Delete,
 }
 
 /// A schema-qualified relation name, unquoted parts.
@@ -147,6 +161,15 @@ pub struct ColumnMap {
     pub headers: Option<String>,
     /// timestamptz; may be absent.
     pub created_at: Option<String>,
+    /// timestamptz: when the row was done, with [`Mark::Column`]; read by `outboxd adopt`.
+    pub published_at: String,
+}
+
+impl QualifiedName {
+    /// Is it the table that our schema brings?
+    pub fn is_outbox_event(&self) -> bool {
+        (self.schema.as_str(), self.name.as_str()) == ("outbox", "event")
+    }
 }
 
 impl Default for ColumnMap {
@@ -162,6 +185,7 @@ impl Default for ColumnMap {
             version: Some(name("version")),
             headers: Some(name("headers")),
             created_at: Some(name("created_at")),
+            published_at: name("published_at"),
         }
     }
 }

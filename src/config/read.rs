@@ -7,7 +7,8 @@ use super::given::{All, Given, Scope};
 use super::keys::{self, Absent, Key, Section, Spec};
 use super::{
     AdminConfig, ColumnMap, Config, DeadLetterConfig, DestinationConfig, Filter, HealthConfig,
-    LogConfig, NatsAuth, NatsTls, RelayConfig, RetentionConfig, SourceConfig, StreamCreate, cross,
+    LogConfig, Mark, NatsAuth, NatsTls, QualifiedName, RelayConfig, RetentionConfig, SourceConfig,
+    StreamCreate, cross,
 };
 
 /// One key as it took effect.
@@ -213,8 +214,15 @@ impl Reader {
         let slot = self.derived(scope, &keys::SLOT, "relay.name", default.clone());
         let publication = self.derived(scope, &keys::PUBLICATION, "relay.name", default);
         let table = self.get(scope, &keys::TABLE);
+        let mark = self.get(scope, &keys::MARK);
         let timeout = self.get(scope, &keys::CONNECT_TIMEOUT);
-        let columns = self.columns();
+        let columns = self.columns(mark == Some(Mark::Column));
+        if mark.is_some_and(|mark| mark != Mark::Ledger)
+            && table.as_ref().is_some_and(QualifiedName::is_outbox_event)
+        {
+            let right = "ledger: outbox.event has retention";
+            self.wrong(scope, &keys::MARK.spec, "is for a table of your own", right);
+        }
         Some(SourceConfig {
             url: url?,
             replication_url,
@@ -222,6 +230,7 @@ impl Reader {
             publication: publication?,
             table: table?,
             columns: columns?,
+            mark: mark?,
             connect_timeout: timeout?,
         })
     }
@@ -235,7 +244,7 @@ impl Reader {
         Some(RetentionConfig { keep: keep?, manage: manage?, ahead: ahead?, every: every? })
     }
 
-    fn columns(&mut self) -> Option<ColumnMap> {
+    fn columns(&mut self, marks: bool) -> Option<ColumnMap> {
         let scope = only(Section::Columns);
         let seq = self.get(scope, &keys::COLUMN_SEQ);
         let id = self.get(scope, &keys::COLUMN_ID);
@@ -246,6 +255,7 @@ impl Reader {
         let version = self.get(scope, &keys::COLUMN_VERSION);
         let headers = self.get(scope, &keys::COLUMN_HEADERS);
         let created_at = self.get(scope, &keys::COLUMN_CREATED_AT);
+        let published_at = self.get(scope, &keys::COLUMN_PUBLISHED_AT);
         let map = ColumnMap {
             seq: seq?,
             id: id?,
@@ -256,8 +266,9 @@ impl Reader {
             version: version?,
             headers: headers?,
             created_at: created_at?,
+            published_at: published_at?,
         };
-        cross::columns(self, scope, &map);
+        cross::columns(self, scope, &map, marks);
         Some(map)
     }
 

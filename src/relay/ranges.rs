@@ -39,6 +39,41 @@ impl RangeSet {
         self.ranges.insert(low, high);
     }
 
+    /// Takes `start..=end` out, as far as it is in.
+    pub fn remove_range(&mut self, start: i64, end: i64) {
+        if end < start {
+            return;
+        }
+        if let Some((&first, &last)) = self.ranges.range(..start).next_back()
+            && last >= start
+        {
+            // `start` is above `first`, so there is a number below it.
+            self.ranges.insert(first, start - 1);
+            if last > end {
+                self.ranges.insert(end + 1, last);
+            }
+        }
+        while let Some((&first, &last)) = self.ranges.range(start..=end).next() {
+            self.ranges.remove(&first);
+            if last > end {
+                self.ranges.insert(end + 1, last);
+            }
+        }
+    }
+
+    /// The numbers that are in both.
+    #[must_use]
+    pub fn intersection(&self, other: &RangeSet) -> RangeSet {
+        let mut both = RangeSet::default();
+        for (start, end) in self.iter() {
+            let before = other.ranges.range(..start).next_back();
+            for (&first, &last) in before.into_iter().chain(other.ranges.range(start..=end)) {
+                both.insert_range(first.max(start), last.min(end));
+            }
+        }
+        both
+    }
+
     /// Is the number in the set?
     pub fn contains(&self, number: i64) -> bool {
         self.ranges.range(..=number).next_back().is_some_and(|(_, &end)| end >= number)
@@ -84,12 +119,26 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_plain_set(inserts in prop::collection::vec((-40i64..40, 0i64..6), 0..60)) {
+        fn agrees_with_a_plain_set(
+            steps in prop::collection::vec((any::<bool>(), -40i64..40, 0i64..6), 0..60),
+            others in prop::collection::vec((-40i64..40, 0i64..6), 0..20),
+        ) {
             let mut ranges = RangeSet::default();
             let mut plain = BTreeSet::new();
-            for (start, length) in inserts {
-                ranges.insert_range(start, start + length - 1);
-                plain.extend(start..start + length);
+            for (adds, start, length) in steps {
+                if adds {
+                    ranges.insert_range(start, start + length - 1);
+                    plain.extend(start..start + length);
+                } else {
+                    ranges.remove_range(start, start + length - 1);
+                    plain.retain(|number| !(start..start + length).contains(number));
+                }
+            }
+            let other: RangeSet = others.iter().map(|(first, n)| (*first, first + n - 1)).collect();
+            let both = ranges.intersection(&other);
+            for number in -50..60 {
+                let expected = plain.contains(&number) && other.contains(number);
+                prop_assert_eq!(both.contains(number), expected, "{}", number);
             }
             for number in -50..60 {
                 prop_assert_eq!(ranges.contains(number), plain.contains(&number), "{}", number);
@@ -111,5 +160,8 @@ mod tests {
         set.insert_range(i64::MIN, i64::MIN + 1);
         assert!(set.contains(i64::MAX) && set.contains(i64::MIN) && !set.contains(0));
         assert_eq!(set.range_count(), 2);
+        set.remove_range(i64::MAX, i64::MAX);
+        set.remove_range(i64::MIN, i64::MIN);
+        assert_eq!(set.iter().collect::<Vec<_>>(), [(i64::MIN + 1, i64::MIN + 1)]);
     }
 }

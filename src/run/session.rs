@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admin::status::{Phase, Status};
-use crate::config::{Config, OnDeadLetter};
+use crate::config::{Config, Mark, OnDeadLetter};
 use crate::decode::Decoder;
 use crate::error::{Failure, Kind};
 use crate::lsn::Lsn;
@@ -161,7 +161,22 @@ pub async fn run(
     carried.next_attempt = relay.next_attempt();
     stop_publishers.cancel();
     tasks.wait().await;
+    if let (Ok(Ended::Stopped), true) = (&ended, config.source.mark != Mark::Ledger) {
+        finish_marks(config, status, &control).await;
+    }
     ended
+}
+
+/// After an orderly stop the table says what the ledger says, so that another program can go on from
+/// there. The next start would do it, too.
+async fn finish_marks(config: &Config, status: &Arc<Status>, control: &Control) {
+    let marks = upkeep::mark::MarkJob::finish(config, status, &control.client);
+    let why = match tokio::time::timeout(config.relay.shutdown_timeout, marks).await {
+        Ok(Ok(())) => return,
+        Ok(Err(failure)) => failure.to_string(),
+        Err(_) => "not done within shutdown_timeout".to_owned(),
+    };
+    tracing::warn!("stopped before every row that is done was marked as such: {why}");
 }
 
 /// Both connections, or control alone where no WAL is to be read or none can be.

@@ -41,8 +41,8 @@ const MISSING: &str = "\
     ORDER BY w.place";
 
 const ADD: &str = "\
-    INSERT INTO outbox.destination (relay, name, required, receipt_id, frontier) \
-    SELECT $1::text, w.name, w.required, w.receipt_id, $5::int8 \
+    INSERT INTO outbox.destination (relay, name, required, receipt_id, frontier, began_after) \
+    SELECT $1::text, w.name, w.required, w.receipt_id, $5::int8, $5::int8 \
     FROM unnest($2::text[], $3::bool[], $4::int8[]) AS w (name, required, receipt_id) \
     ON CONFLICT (relay, name) DO NOTHING";
 

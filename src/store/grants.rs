@@ -1,16 +1,29 @@
 //! What the relay's role needs beside [`super::schema::relay_grants`] for a table of the user's own:
-//! its sequence, whose name only the database knows.
+//! its sequence, whose name only the database knows, and what marking its rows takes.
 
 use super::shape::SEQUENCE_OF;
 use super::sql::{quote_ident, quote_name};
-use crate::config::SourceConfig;
+use crate::config::{Mark, SourceConfig};
 use crate::store::schema::is_own;
 
 /// Grants on what belongs to the table; none for `outbox.event`, whose objects are known.
 pub fn table_grants(role: &str, source: &SourceConfig) -> Vec<String> {
     match is_own(&source.table) {
         true => Vec::new(),
-        false => vec![sequence(role, source)],
+        false => mark(role, source).into_iter().chain([sequence(role, source)]).collect(),
+    }
+}
+
+/// What marking a row takes, in the mode that marks.
+fn mark(role: &str, source: &SourceConfig) -> Option<String> {
+    let (table, role) = (quote_name(&source.table), quote_ident(role));
+    match source.mark {
+        Mark::Ledger => None,
+        Mark::Column => {
+            let column = quote_ident(&source.columns.published_at);
+            Some(format!("GRANT UPDATE ({column}) ON TABLE {table} TO {role};"))
+        }
+        Mark::Delete => Some(format!("GRANT DELETE ON TABLE {table} TO {role};")),
     }
 }
 
@@ -64,6 +77,18 @@ mod tests {
     #[test]
     fn our_own_table_needs_nothing_more() {
         assert!(table_grants("relay", &source("outbox.event")).is_empty());
+    }
+
+    #[test]
+    fn only_a_mode_that_marks_may_write() {
+        let granted = |mark| {
+            let source = SourceConfig { mark, ..source("app.box") };
+            table_grants("r", &source).join("\n")
+        };
+        assert!(!granted(Mark::Ledger).contains("ON TABLE"));
+        let column = "GRANT UPDATE (\"published_at\") ON TABLE \"app\".\"box\" TO \"r\";";
+        assert!(granted(Mark::Column).contains(column));
+        assert!(granted(Mark::Delete).contains("GRANT DELETE ON TABLE \"app\".\"box\" TO \"r\";"));
     }
 
     #[test]

@@ -142,7 +142,7 @@ pub(super) const LOAD: &str = "\
 pub(super) const LATEST: &str = "\
     SELECT stream, stream_created, floor_seq, stream_seq, stream_msg_id, id \
     FROM outbox.receipt \
-    WHERE relay = $1::text AND destination = $2::text AND outcome <> 'gone' \
+    WHERE relay = $1::text AND destination = $2::text AND outcome NOT IN ('gone', 'adopted') \
     ORDER BY id DESC LIMIT 1";
 
 impl Store {

@@ -18,6 +18,7 @@ pub mod identity;
 pub mod lag;
 pub mod ledger;
 pub mod lock;
+pub mod mark;
 pub mod publication;
 pub mod retention;
 pub mod rows;

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 use tokio_postgres::Client;
-use tokio_postgres::types::Json;
+use tokio_postgres::types::{Json, ToSql};
 
 use super::{failed, publication, rules};
 use crate::config::{ColumnMap, QualifiedName, SourceConfig};
@@ -29,6 +29,10 @@ pub struct Table {
     /// Roles that may INSERT a number of their own choice; the owner's and superusers' right is
     /// not listed.
     pub seq_writers: Vec<String>,
+    /// This role may set the column that marks a row as done; `None` when there is none.
+    pub may_mark: Option<bool>,
+    /// This role may delete rows.
+    pub may_delete: bool,
 }
 
 /// A column.
@@ -132,7 +136,11 @@ const FIND: &str = concat!(
           FROM (SELECT * FROM aclexplode(c.relacl) \
                 UNION ALL SELECT * FROM aclexplode(s.attacl)) g \
                LEFT JOIN pg_roles r ON r.oid = g.grantee \
-          WHERE g.privilege_type = 'INSERT' AND g.grantee <> c.relowner ORDER BY 1)) \
+          WHERE g.privilege_type = 'INSERT' AND g.grantee <> c.relowner ORDER BY 1), \
+      'may_mark', ( \
+          SELECT has_column_privilege(c.oid, m.attnum, 'UPDATE') FROM pg_attribute m \
+          WHERE m.attrelid = c.oid AND m.attname = $4 AND m.attnum > 0), \
+      'may_delete', has_table_privilege(c.oid, 'DELETE')) \
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
          LEFT JOIN pg_attribute s ON s.attrelid = c.oid AND s.attname = $3 AND s.attnum > 0 \
     WHERE n.nspname = $1 AND c.relname = $2"
@@ -145,7 +153,9 @@ pub async fn find(
     columns: &ColumnMap,
 ) -> Result<Option<Table>, Failure> {
     let read = async {
-        let row = client.query_opt(FIND, &[&table.schema, &table.name, &columns.seq]).await?;
+        let names = [&table.schema, &table.name, &columns.seq, &columns.published_at];
+        let names = names.each_ref().map(|name| *name as &(dyn ToSql + Sync));
+        let row = client.query_opt(FIND, &names).await?;
         row.map(|row| row.try_get::<_, Json<Table>>(0).map(|Json(table)| table)).transpose()
     };
     read.await.map_err(|error| failed("cannot look at the outbox table", &error))

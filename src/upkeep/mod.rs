@@ -1,10 +1,12 @@
-//! What the relay does beside its stream, by the clock: retention, and the lag as the database knows
-//! it. Every job has one shape, `run_once` on a connection of its own, and one loop repeats it.
+//! What the relay does beside its stream, by the clock: retention, marks of rows that are done, and the
+//! lag as the database knows it. Every job has one shape, `run_once` on a connection of its own, and one loop repeats it.
 //!
 //! Nothing here touches the control connection, so a long statement delays no receipt; and nothing
 //! here decides about an event. A job that fails is told and tried again, the stream goes on.
 
 pub mod lag;
+pub mod mark;
+mod marks;
 pub mod patience;
 pub mod retention;
 
@@ -17,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admin::Status;
-use crate::config::Config;
+use crate::config::{Config, Mark};
 use crate::error::{Failure, Kind};
 use crate::relay::backoff::Backoff;
 use crate::store::settle;
@@ -47,10 +49,13 @@ pub fn start(
     tasks: &TaskTracker,
 ) {
     let config = Arc::new(config.clone());
-    let jobs: [Box<dyn Job>; 2] = [
+    let mut jobs: Vec<Box<dyn Job>> = vec![
         Box::new(lag::LagJob::new(Arc::clone(&config), Arc::clone(status))),
         Box::new(retention::RetentionJob::new(Arc::clone(&config), Arc::clone(status))),
     ];
+    if config.source.mark != Mark::Ledger {
+        jobs.push(Box::new(mark::MarkJob::new(Arc::clone(&config), Arc::clone(status))));
+    }
     for job in jobs {
         let repeated = repeat(job, Arc::clone(&config), server.clone());
         let stop = stop.clone();

@@ -3,21 +3,21 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panic")]
 
+mod marks;
 mod place;
 #[path = "../support/mod.rs"]
 mod support;
 
 use std::time::Duration;
 
-use place::{Place, Shape};
+use place::{JSON, Place, Shape};
 use support::look::{self, until};
 use support::{SETTLE, log_tail};
 
 /// bigserial: the column owns the sequence, its default draws from it.
 #[tokio::test]
 async fn json_numbered_by_bigserial() {
-    let number = "bigserial PRIMARY KEY";
-    whole_life(Shape { before: "", number, payload: "json", body: "$4::text::json" }).await;
+    whole_life(JSON).await;
 }
 
 #[tokio::test]

@@ -23,6 +23,10 @@ pub struct Shape {
     pub body: &'static str,
 }
 
+/// The most usual one.
+pub const JSON: Shape =
+    Shape { before: "", number: "bigserial PRIMARY KEY", payload: "json", body: "$4::text::json" };
+
 /// See the module.
 pub struct Place {
     pub world: World,
@@ -55,6 +59,11 @@ impl Place {
 
     /// `relay`: lines of its section; `source`: further ones of `[source]`.
     pub async fn with(shape: Shape, relay: &str, source: &str) -> Place {
+        Place::with_more(shape, relay, source, "").await
+    }
+
+    /// `more`: whole tables of the configuration.
+    pub async fn with_more(shape: Shape, relay: &str, source: &str, more: &str) -> Place {
         let postgres = Postgres::start().await.unwrap();
         let client = postgres.connect().await.unwrap();
         let Shape { before, number, payload, body } = shape;
@@ -70,6 +79,7 @@ impl Place {
         let options = WorldOptions {
             relay: relay.to_owned(),
             source: format!("{source}\n{SOURCE}"),
+            more: more.to_owned(),
             create: "duplicate_window = \"100ms\"".into(),
             ..options()
         };

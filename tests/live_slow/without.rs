@@ -81,6 +81,7 @@ fn source(url: &str) -> SourceConfig {
         publication: "outboxd_world".into(),
         table: QualifiedName { schema: "outbox".into(), name: "event".into() },
         columns: ColumnMap::default(),
+        mark: Default::default(),
         connect_timeout: Duration::from_secs(10),
     }
 }

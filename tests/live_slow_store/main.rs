@@ -27,6 +27,7 @@ pub fn source(schema: &str, name: &str) -> SourceConfig {
         publication: "outboxd_orders".into(),
         table: QualifiedName { schema: schema.into(), name: name.into() },
         columns: ColumnMap::default(),
+        mark: Default::default(),
         connect_timeout: std::time::Duration::from_secs(10),
     }
 }

@@ -29,6 +29,7 @@ fn source(url: &str) -> SourceConfig {
         publication: "pub".to_owned(),
         table: QualifiedName { schema: "public".to_owned(), name: "t".to_owned() },
         columns: ColumnMap::default(),
+        mark: Default::default(),
         connect_timeout: Duration::from_secs(10),
     }
 }

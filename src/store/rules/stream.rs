@@ -148,6 +148,7 @@ mod tests {
             publication: "p".into(),
             table: QualifiedName { schema: "outbox".into(), name: "event".into() },
             columns: ColumnMap::default(),
+            mark: Default::default(),
             connect_timeout: std::time::Duration::from_secs(1),
         }
     }

@@ -1,7 +1,7 @@
 //! Rules about the outbox table, its columns and its sequence.
 
 use super::table_name;
-use crate::config::{ColumnMap, SourceConfig};
+use crate::config::{ColumnMap, Mark, SourceConfig};
 use crate::finding::{Finding, Severity};
 use crate::store::shape::{Column, Sequence, Table};
 
@@ -29,6 +29,7 @@ pub fn table(table: Option<&Table>, source: &SourceConfig) -> Vec<Finding> {
     findings.extend(row_security(table, &name));
     findings.extend(default_partition(table, &name));
     findings.extend(columns(table, &name, &source.columns));
+    findings.extend(marking(table, &name, source));
     findings.extend(index(table, &name, &source.columns));
     findings.extend(sequence(table, &name, &source.columns));
     findings
@@ -119,6 +120,45 @@ fn columns(table: &Table, name: &str, map: &ColumnMap) -> Vec<Finding> {
         findings.push(Finding::ok(ID, format!("table {name}"), "has every column it needs"));
     }
     findings
+}
+
+/// Can a row be marked as done, if that is wanted?
+fn marking(table: &Table, name: &str, source: &SourceConfig) -> Vec<Finding> {
+    const ID: &str = "source.mark";
+    const RIGHT: &str = "source.mark-right";
+    let grants = "apply the grants of `outboxd schema --grants --role ROLE`";
+    let column = &source.columns.published_at;
+    match source.mark {
+        Mark::Ledger => Vec::new(),
+        Mark::Delete if table.may_delete => {
+            vec![Finding::ok(ID, format!("table {name}"), "loses its rows when they are done")]
+        }
+        Mark::Delete => {
+            let found = "may not be deleted from by this role, as mark = \"delete\" needs";
+            vec![Finding::failure(RIGHT, format!("table {name}"), found, grants)]
+        }
+        Mark::Column => {
+            let object = format!("column {name}.{column}");
+            let Some(found) = table.columns.iter().find(|each| each.name == *column) else {
+                let remedy = format!(
+                    "name it in [source.columns] published_at, or ALTER TABLE {name} ADD COLUMN \
+                     {column} timestamptz"
+                );
+                return vec![Finding::failure(ID, object, "does not exist (published_at)", remedy)];
+            };
+            if found.not_null || found.computed || !TIMES.contains(&found.type_name.as_str()) {
+                let found = format!("has type {} or is never NULL", found.type_name);
+                let remedy =
+                    format!("published_at must be {}, NULL until then", TIMES.join(" or "));
+                return vec![Finding::failure(ID, object, found, remedy)];
+            }
+            if table.may_mark != Some(true) {
+                let found = "may not be updated by this role, as mark = \"column\" needs";
+                return vec![Finding::failure(RIGHT, object, found, grants)];
+            }
+            vec![Finding::ok(ID, object, "is set when a row is done")]
+        }
+    }
 }
 
 /// Receipts, lanes, sweeps and the position are told by a row's number, in every mode of marking.
@@ -225,6 +265,7 @@ mod tests {
             publication: "p".into(),
             table: QualifiedName { schema: "outbox".into(), name: "event".into() },
             columns: ColumnMap::default(),
+            mark: Default::default(),
             connect_timeout: std::time::Duration::from_secs(1),
         }
     }
@@ -266,6 +307,8 @@ mod tests {
                 drawers: vec![],
             }),
             seq_writers: vec![],
+            may_mark: None,
+            may_delete: false,
         }
     }
 
@@ -307,6 +350,39 @@ mod tests {
         assert_eq!(bad(drawn), [("source.sequence-rights", Warning)]);
         let written = |t: &mut Table| t.seq_writers.push("app".into());
         assert_eq!(bad(written), [("source.sequence-rights", Warning)]);
+    }
+
+    #[test]
+    fn a_row_can_be_marked_only_where_that_is_possible() {
+        let marked = |mark: Mark, change: fn(&mut Table)| {
+            let mut facts = good();
+            change(&mut facts);
+            let findings = table(Some(&facts), &SourceConfig { mark, ..source() });
+            let bad = findings.iter().find(|finding| finding.severity != Severity::Ok);
+            bad.map(|finding| finding.id)
+        };
+        let with = |table: &mut Table| {
+            let column = Column { name: "published_at".into(), ..table.columns[8].clone() };
+            table.columns.push(column);
+            table.may_mark = Some(true);
+            table.may_delete = true;
+        };
+        assert_eq!(marked(Mark::Ledger, |_| {}), None);
+        assert_eq!(marked(Mark::Column, |_| {}), Some("source.mark"));
+        assert_eq!(marked(Mark::Delete, |_| {}), Some("source.mark-right"));
+        assert_eq!(marked(Mark::Column, with), None);
+        assert_eq!(marked(Mark::Delete, with), None);
+        let forbidden = |table: &mut Table| {
+            let column = Column { name: "published_at".into(), ..table.columns[8].clone() };
+            table.columns.push(column);
+            table.may_mark = Some(false);
+        };
+        assert_eq!(marked(Mark::Column, forbidden), Some("source.mark-right"));
+        let strict = |table: &mut Table| {
+            let name = "published_at".into();
+            table.columns.push(Column { name, not_null: true, ..table.columns[8].clone() });
+        };
+        assert_eq!(marked(Mark::Column, strict), Some("source.mark"));
     }
 
     #[test]
