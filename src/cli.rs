@@ -70,6 +70,8 @@ pub enum Command {
     Run(commands::run::Args),
     /// Look at every precondition of source and destinations, with remedies.
     Check(commands::check::Args),
+    /// Take over a table from a polling relay: what it published is not sent again.
+    Adopt(commands::adopt::Args),
     /// Show the relay's state, as the running relay tells it.
     Status(commands::status::Args),
     /// Look through the table for rows that were missed, and have the relay send them.

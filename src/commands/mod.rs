@@ -1,5 +1,6 @@
 //! One file per verb of the command line. Here: which verb runs, how it can end, how it speaks.
 
+pub mod adopt;
 pub mod check;
 pub mod completions;
 pub mod config;
@@ -109,6 +110,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<(), Stopped> {
             }
             Command::Init(args) => init::run(&args, &places.load()?.config).await,
             Command::Deinit(args) => deinit::run(&args, &places.load()?.config).await,
+            Command::Adopt(args) => adopt::run(&args, &places.load()?.config).await,
             Command::Check(args) => check::run(&args, &places.load()?.config).await,
             Command::Status(args) => status::run(&args, &places).await,
             Command::Sweep(args) => sweep::run(&args, &places.load()?.config).await,

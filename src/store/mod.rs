@@ -8,6 +8,7 @@
 //! what is at stake when a slot goes. [`retention`], [`lag`] and [`erase`] call functions of the schema, on
 //! connections of their own.
 
+pub mod adopt;
 pub mod dead_letters;
 pub mod destinations;
 pub mod erase;
