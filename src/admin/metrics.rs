@@ -53,7 +53,11 @@ const HELP: &[(&str, &str, &str)] = &[
     (RESUMED, "destination", "Undecided events that were found in the stream"),
     (SLOW_RUNS, "destination", "Runs whose events wait in the ledger, as far as memory knows"),
     (HANDED, "destination", "Events handed over: they wait in the ledger and the table"),
-    (SWEPT, "destination, outcome", "Rows that no WAL brought: missed (found in the table), gone"),
+    (
+        SWEPT,
+        "destination, outcome",
+        "Rows that no WAL brought: missed (found in the table; without a stream that is every row), gone",
+    ),
     (FAILURES, "kind", "Failures by kind"),
     (BUILD, "version", "1, with the version"),
 ];

@@ -23,6 +23,7 @@ pub struct Reporter {
     dirty: bool,
     streaming: bool,
     pressed: bool,
+    idle_slot: bool,
 }
 
 impl Reporter {
@@ -41,7 +42,7 @@ impl Reporter {
             server_version: identity.server_version,
             silence_limit,
         });
-        Reporter { status, observed: now, dirty: true, streaming, pressed: false }
+        Reporter { status, observed: now, dirty: true, streaming, pressed: false, idle_slot: false }
     }
 
     /// Once per turn of the loop.
@@ -117,6 +118,18 @@ impl Reporter {
             );
         }
         self.pressed = pressed;
+    }
+
+    /// The slot holds back so much WAL while only the table is relayed: more than it may.
+    pub fn idle_slot(&mut self, retained_bytes: Option<u64>) {
+        if let Some(retained_bytes) = retained_bytes.filter(|_| !self.idle_slot) {
+            tracing::warn!(
+                retained_bytes,
+                "the slot holds back WAL that nobody reads, since only the table is relayed: drop it \
+                 (`outboxd deinit --slot-only`), or see to it that the relay can stream"
+            );
+        }
+        self.idle_slot = retained_bytes.is_some();
     }
 
     /// A look through the table failed; it is tried again.

@@ -46,10 +46,16 @@ const ADD: &str = "\
     FROM unnest($2::text[], $3::bool[], $4::int8[]) AS w (name, required, receipt_id) \
     ON CONFLICT (relay, name) DO NOTHING";
 
+// One that comes back has missed what was committed meanwhile: a gap.
 const SET: &str = "\
     UPDATE outbox.destination AS d \
-    SET active = n.active, required = n.required, updated_at = now() \
-    FROM (SELECT o.name, w.name IS NOT NULL AS active, coalesce(w.required, o.required) AS required \
+    SET active = n.active, required = n.required, updated_at = now(), \
+        gap_since = CASE WHEN n.back THEN coalesce(d.gap_since, now()) ELSE d.gap_since END, \
+        gap_receipt = CASE WHEN n.back THEN n.receipt ELSE d.gap_receipt END \
+    FROM (SELECT o.name, w.name IS NOT NULL AS active, coalesce(w.required, o.required) AS required, \
+                 w.name IS NOT NULL AND NOT o.active AS back, \
+                 coalesce((SELECT max(r.id) FROM outbox.receipt AS r \
+                           WHERE r.relay = o.relay AND r.destination = o.name), 0) AS receipt \
           FROM outbox.destination AS o \
                LEFT JOIN unnest($2::text[], $3::bool[]) AS w (name, required) ON w.name = o.name \
           WHERE o.relay = $1::text) AS n \

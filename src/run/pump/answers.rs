@@ -88,6 +88,9 @@ impl Pump<'_> {
             slot.safe_wal_size_bytes.is_some_and(|safe| safe < slot.retained_bytes / 3)
                 && ours > slot.retained_bytes / 2
         });
+        // Nobody moves the slot while no WAL is read.
+        let idle = pulse.slot.filter(|slot| self.wal.is_none() && slot.retained_bytes > limit);
+        self.reporter.idle_slot(idle.map(|slot| slot.retained_bytes));
         let pressed = ours > limit || in_danger;
         self.reporter.wal_pressure(pressed, ours);
         self.feed(Input::WalPressure(pressed))
