@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use outboxd::lsn::Lsn;
-use outboxd::sandbox::{PostgresOptions, World, WorldOptions};
+use outboxd::sandbox::{Broker, Nats, Postgres, PostgresOptions, World, WorldOptions};
 use tokio_postgres::Client;
 
 /// Events per second, in transactions of ten.
@@ -24,17 +24,22 @@ struct Mode {
     name: &'static str,
     /// Lines of the destination.
     destination: &'static str,
+    /// `column` or `delete`, which only a table of the application's own has.
+    mark: Option<&'static str>,
     /// Is it held to the limit?
     limited: bool,
 }
 
 const MODES: &[Mode] = &[
-    Mode { name: "ledger", destination: "", limited: true },
+    Mode { name: "ledger", destination: "", mark: None, limited: true },
     Mode {
         name: "ledger, filter takes every second",
         destination: "kinds = [\"even\"]",
+        mark: None,
         limited: true,
     },
+    Mode { name: "mark = column", destination: "", mark: Some("column"), limited: false },
+    Mode { name: "mark = delete", destination: "", mark: Some("delete"), limited: false },
 ];
 
 /// WAL bytes per event of one round.
@@ -103,6 +108,7 @@ fn judge(mode: &Mode, rounds: &[Round]) -> (String, bool) {
 struct Bench {
     world: World,
     client: Client,
+    insert: &'static str,
 }
 
 impl Bench {
@@ -112,17 +118,25 @@ impl Bench {
             .set("autovacuum", "off")
             .set("checkpoint_timeout", "1h")
             .set("max_wal_size", "16GB");
-        let world = World::prepare(WorldOptions {
+        let mut options = WorldOptions {
             program: env!("CARGO_BIN_EXE_outboxd").into(),
             postgres,
             destination: mode.destination.into(),
             ..WorldOptions::default()
-        });
-        let world = world.await.unwrap();
+        };
+        let server = Postgres::start_with(options.postgres.clone()).await.unwrap();
+        let mut insert = INSERT;
+        if let Some(mark) = mode.mark {
+            server.connect().await.unwrap().batch_execute(OWN_TABLE).await.unwrap();
+            options.source = format!("table = \"public.outbox\"\nmark = \"{mark}\"");
+            insert = OWN_INSERT;
+        }
+        let broker = Broker::Single(Box::new(Nats::start().await.unwrap()));
+        let world = World::assemble(options, server, broker).await.unwrap();
         // Partitions are made once a day, and are no cost of an event.
         world.relay.run(&["prune"]).await.unwrap();
         let client = world.postgres.connect().await.unwrap();
-        Bench { world, client }
+        Bench { world, client, insert }
     }
 
     async fn round(&mut self, transactions: u64) -> Round {
@@ -130,6 +144,7 @@ impl Bench {
         self.world.start_relay().await.unwrap();
         // What was inserted without it is not counted twice.
         self.caught_up().await;
+        self.marked().await;
         let receipts = self.receipts().await;
         let start = Instant::now();
         let with_relay = self.half(transactions, true).await;
@@ -148,7 +163,7 @@ impl Bench {
         for n in 0..transactions {
             let due = Duration::from_micros(n * IN_ONE * 1_000_000 / RATE);
             tokio::time::sleep_until((start + due).into()).await;
-            self.client.batch_execute(INSERT).await.unwrap();
+            self.client.batch_execute(self.insert).await.unwrap();
         }
         let took = start.elapsed().as_secs_f64();
         let wanted = (transactions * IN_ONE) as f64 / RATE as f64;
@@ -157,6 +172,7 @@ impl Bench {
         }
         if with_relay {
             self.caught_up().await;
+            self.marked().await;
         }
         (self.end().await.0 - before.0) as f64 / (transactions * IN_ONE) as f64
     }
@@ -174,6 +190,23 @@ impl Bench {
         }
     }
 
+    /// Rows are marked a moment after their receipts.
+    async fn marked(&self) {
+        if self.insert == INSERT {
+            return;
+        }
+        let start = Instant::now();
+        loop {
+            let sql = "SELECT count(*) FROM public.outbox WHERE published_at IS NULL";
+            let left: i64 = self.client.query_one(sql, &[]).await.unwrap().get(0);
+            if left == 0 {
+                return;
+            }
+            assert!(start.elapsed() < SETTLE, "{left} left\n{}", self.world.relay.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     async fn receipts(&self) -> i64 {
         let sql = "SELECT count(*) FROM outbox.receipt";
         self.client.query_one(sql, &[]).await.unwrap().get(0)
@@ -184,4 +217,15 @@ impl Bench {
 const INSERT: &str = "\
     SELECT outbox.publish(run_id => 'run-' || n, kind => CASE n % 2 WHEN 0 THEN 'even' ELSE 'odd' END, \
                           payload => ('{\"fill\":\"' || repeat('x', 200) || '\"}')::json) \
+      FROM generate_series(1, 10) n";
+
+const OWN_TABLE: &str = "\
+    CREATE TABLE public.outbox ( \
+      seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id uuid NOT NULL DEFAULT gen_random_uuid(), \
+      tenant text, run_id text NOT NULL, kind text NOT NULL, version int, payload json, \
+      headers jsonb, created_at timestamptz NOT NULL DEFAULT now(), published_at timestamptz)";
+
+const OWN_INSERT: &str = "\
+    INSERT INTO public.outbox (run_id, kind, payload) \
+    SELECT 'run-' || n, 'even', ('{\"fill\":\"' || repeat('x', 200) || '\"}')::json \
       FROM generate_series(1, 10) n";
