@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long)]
     pub json: bool,
 
-    /// How long rows are kept, in place of [retention] keep.
+    /// How long rows are kept, in place of `[retention] keep`.
     #[arg(long, value_name = "DURATION", value_parser = config::duration)]
     pub keep: Option<Duration>,
 

@@ -19,7 +19,7 @@ the table and makes a new slot meanwhile, unless [relay] auto_recreate is off.
 
 A second relay with the same [relay] name stands by and takes over when the first one ends.")]
 pub struct Args {
-    /// Read no WAL: relay from the table, in the order of the rows' numbers ([relay] stream = false).
+    /// Read no WAL: relay from the table, in the order of the rows' numbers (`[relay] stream = false`).
     #[arg(long)]
     pub no_stream: bool,
 }
