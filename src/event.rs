@@ -180,7 +180,7 @@ pub struct Event {
 }
 
 /// Bookkeeping per event beside its bytes: struct, `Arc`, lane entry and transaction entry.
-pub const EVENT_OVERHEAD_BYTES: usize = 512;
+pub const EVENT_OVERHEAD_BYTES: usize = 600;
 
 impl Event {
     /// What this event counts for in the memory budget.

@@ -272,7 +272,7 @@ impl Status {
             let first = destination.lanes().oldest().and_then(time);
             oldest = oldest.into_iter().chain(first).min();
         }
-        self.undecided(events, u64::try_from(core.held_bytes()).unwrap_or(u64::MAX), oldest);
+        self.undecided(events, u64::try_from(core.used_bytes()).unwrap_or(u64::MAX), oldest);
         self.confirmed(core.confirmable());
         risen
     }

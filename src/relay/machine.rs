@@ -534,7 +534,8 @@ impl Relay {
         !self.stopping && self.used_bytes() < self.limits.memory_bytes
     }
 
-    pub(super) fn used_bytes(&self) -> usize {
+    /// Bytes of the budget in use: undecided events, decisions without receipt, numbers that wait.
+    pub fn used_bytes(&self) -> usize {
         let waiting: usize = self.destinations.iter().map(|each| each.waiting.bytes()).sum();
         // They have a bound of their own, and must not stop what would make them fewer.
         let waiting = waiting.min(self.limits.memory_bytes / 4);
