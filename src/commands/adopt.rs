@@ -1,17 +1,12 @@
 //! `outboxd adopt`: takes over a table from a relay that marks its rows, so that what it published is
 //! not sent again and what it left is sent in order.
 
-use std::time::Duration;
-
 use super::{Stopped, say};
 use crate::config::Config;
 use crate::error::{Failure, Kind};
 use crate::finding::Severity;
 use crate::store::{Store, adopt, identity, lock, rules, schema, settle, shape};
 use crate::wal::connect_upkeep;
-
-/// How often it is looked whether transactions have ended.
-const OPEN_EVERY: Duration = Duration::from_millis(200);
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
@@ -66,14 +61,11 @@ pub async fn run(args: &Args, config: &Config) -> Result<(), Stopped> {
 
     let store = Store::open(client, relay, source).await?;
     let mark = store.mark_frontier(client).await?;
-    let mut open = mark.open;
-    if !open.is_empty() {
-        say(&format!("{:<11}for {} transactions that write to the table", "wait", open.len()))?;
+    let open = mark.open.len();
+    if open > 0 {
+        say(&format!("{:<11}for {open} transactions that write to the table", "wait"))?;
     }
-    while !open.is_empty() {
-        tokio::time::sleep(OPEN_EVERY).await;
-        open = store.still_open(client, &open).await?;
-    }
+    store.all_ended(client, mark.open).await?;
     if let Some((pid, name)) = adopt::holders(client, source).await?.first() {
         return refused(&format!(
             "backend {pid} ({name}) has rows of {}.{} locked, as a polling relay does: stop it first",

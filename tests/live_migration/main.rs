@@ -16,7 +16,7 @@ use outboxd::sandbox::{Broker, Nats, Postgres, World, WorldOptions, stream};
 use tokio_postgres::Client;
 
 use poller::Poller;
-use support::look::{metric, until};
+use support::look::{no_slow_run, until};
 use support::{SETTLE, log_tail, options};
 use writer::{Writers, insert};
 
@@ -182,11 +182,7 @@ async fn there_and_back_again() {
     place.writers.stop().await;
     place.arrives().await;
     place.judge().await;
-    until("no slow run", SETTLE, || async {
-        let slow = metric(&place.world, "outboxd_slow_runs", "").await.unwrap_or(-1.0);
-        (slow == 0.0).then_some(()).ok_or_else(|| format!("{slow}\n{}", log_tail(&place.world)))
-    })
-    .await;
+    no_slow_run(&place.world).await;
 }
 
 /// The slot was dropped on the way back, so as not to pin WAL: the next time what lies between is

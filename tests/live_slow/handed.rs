@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use outboxd::sandbox::{World, WorldOptions};
 
-use crate::support::look::{self, metric, until};
+use crate::support::look::{self, metric, no_slow_run, until};
 use crate::support::{SETTLE, log_tail, options};
 use crate::{judge, wait_for, write};
 
@@ -112,11 +112,7 @@ async fn one_is_away(mode: &str) {
     if !mode.is_empty() {
         return;
     }
-    until("no slow run", SETTLE, || async {
-        let slow = metric(&world, "outboxd_slow_runs", "").await.unwrap_or(-1.0);
-        (slow == 0.0).then_some(()).ok_or_else(|| format!("{slow}\n{}", log_tail(&world)))
-    })
-    .await;
+    no_slow_run(&world).await;
 }
 
 /// The application deletes rows while their events wait: what is lost is counted and said, and the

@@ -285,9 +285,5 @@ async fn killed_at_random_moments() {
         println!("round {round}: {} handed events in the ledger", handed_receipts(&client).await);
     }
     finish_and_judge(&world, load, sampling).await;
-    until("no slow run", SETTLE, || async {
-        let slow = metric(&world, "outboxd_slow_runs", "").await.unwrap_or(-1.0);
-        (slow == 0.0).then_some(()).ok_or_else(|| format!("{slow}\n{}", log_tail(&world)))
-    })
-    .await;
+    look::no_slow_run(&world).await;
 }

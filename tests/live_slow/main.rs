@@ -17,7 +17,7 @@ mod without;
 use std::time::Duration;
 
 use outboxd::sandbox::{World, WorldOptions};
-use support::look::{metric, publish, until};
+use support::look::{metric, no_slow_run, publish, until};
 use support::{SETTLE, log_tail, options};
 use tokio_postgres::Client;
 
@@ -86,11 +86,7 @@ async fn judge(world: &World, events: usize) {
     assert!(verdict.is_ok(), "{verdict}\n{}", log_tail(world));
     assert_eq!(verdict.events, events, "{verdict}");
     // Resume at the next start finds nothing to do, and nothing is sent again.
-    until("no slow run", SETTLE, || async {
-        let slow = metric(world, "outboxd_slow_runs", "").await.unwrap_or(-1.0);
-        (slow == 0.0).then_some(()).ok_or_else(|| format!("{slow}\n{}", log_tail(world)))
-    })
-    .await;
+    no_slow_run(world).await;
 }
 
 async fn wait_for(world: &World, name: &str, label: &str, least: f64) {

@@ -58,6 +58,15 @@ pub async fn metric(world: &World, name: &str, label: &str) -> Option<f64> {
     samples.fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
 }
 
+/// Waits until every run is back on the fast path.
+pub async fn no_slow_run(world: &World) {
+    until("no slow run", super::SETTLE, || async {
+        let slow = metric(world, "outboxd_slow_runs", "").await.unwrap_or(-1.0);
+        (slow == 0.0).then_some(()).ok_or_else(|| format!("{slow}\n{}", super::log_tail(world)))
+    })
+    .await;
+}
+
 /// Where the server writes next.
 pub async fn wal_end(client: &Client) -> Lsn {
     lsn(client, "SELECT pg_current_wal_insert_lsn()::text").await

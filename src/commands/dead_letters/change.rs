@@ -270,8 +270,11 @@ async fn wait_for_outcome(
     }
     let filter = desk::Filter { ids, ..desk::Filter::default() };
     let found = desk::find(client, &config.relay.name, &filter, i64::MAX).await?;
-    for (change, letter) in report.letters.iter_mut().zip(found.letters) {
-        change.letter = letter;
+    // One can be gone by now: an erasure takes letters too.
+    for letter in found.letters {
+        if let Some(change) = report.letters.iter_mut().find(|one| one.letter.id == letter.id) {
+            change.letter = letter;
+        }
     }
     Ok(())
 }

@@ -95,18 +95,18 @@ fn variables_are_defaults() {
 
 #[test]
 fn tls_settings() {
-    let home = [("USER", "os"), ("HOME", "/home/os")];
+    let home = [("USER", "os"), ("HOME", "/h/os")];
     let plain = with_env("host=x", &home).unwrap();
     assert_eq!(
         plain.tls.roots,
-        RootCertificates::Default(Some("/home/os/.postgresql/root.crt".into()))
+        RootCertificates::Default(Some("/h/os/.postgresql/root.crt".into()))
     );
     assert_eq!(plain.tls.client, None);
     assert!(plain.tls.default_client.is_some());
     let certificate = with_env("host=x sslcert=/c.pem", &home).unwrap();
     assert_eq!(
         certificate.tls.client,
-        Some(("/c.pem".into(), "/home/os/.postgresql/postgresql.key".into()))
+        Some(("/c.pem".into(), "/h/os/.postgresql/postgresql.key".into()))
     );
     let system = dsn("host=x sslrootcert=system");
     assert_eq!(
