@@ -42,6 +42,51 @@ AS $undecided$
 $undecided$;
 COMMENT ON FUNCTION outbox.undecided IS 'Numbers that a destination has not decided.';
 
+-- From now on what the WAL brings for a destination waits: rows were committed that no slot will bring,
+-- and go first. What was handed over until then is older than these rows, and goes ahead of them.
+--
+-- A gap that is open stays the one it is. What was handed over in it waits behind its rows, and would
+-- be between these and the rows of the new gap: it is taken back. Its numbers are undecided again, their
+-- rows are found by the next look, and all that is missing is sent in the order of the numbers. The
+-- receipts stay, with what they say of the stream.
+CREATE FUNCTION outbox.open_gap(of_relay text, of_destination text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $open_gap$
+DECLARE
+    place outbox.destination;
+    back  int8multirange;
+BEGIN
+    SELECT * INTO place FROM outbox.destination d
+     WHERE d.relay = of_relay AND d.name = of_destination FOR UPDATE;
+    IF place.gap_since IS NULL THEN
+        UPDATE outbox.destination d
+           SET gap_since = now(), updated_at = now(),
+               gap_receipt = (SELECT coalesce(max(r.id), 0) FROM outbox.receipt r
+                               WHERE r.relay = of_relay AND r.destination = of_destination)
+         WHERE d.relay = of_relay AND d.name = of_destination;
+        RETURN;
+    END IF;
+    SELECT range_agg(part) INTO back
+      FROM outbox.receipt r CROSS JOIN unnest(r.seqs) AS part
+     WHERE r.relay = of_relay AND r.destination = of_destination
+       AND r.outcome = 'handed' AND r.id > place.gap_receipt;
+    IF back IS NULL THEN
+        RETURN;
+    END IF;
+    UPDATE outbox.destination d
+       SET holes = d.holes + back * outbox.waiting(of_relay, of_destination)
+                           * int8multirange(int8range(NULL, d.frontier, '(]')),
+           updated_at = now()
+     WHERE d.relay = of_relay AND d.name = of_destination;
+    UPDATE outbox.receipt r
+       SET outcome = 'published', seqs = '{}', events = 0, handed_seqs = NULL, handed_runs = NULL
+     WHERE r.relay = of_relay AND r.destination = of_destination
+       AND r.outcome = 'handed' AND r.id > place.gap_receipt;
+END
+$open_gap$;
+COMMENT ON FUNCTION outbox.open_gap IS 'Rows were committed that no slot will bring to a destination.';
+
 -- The numbers that are final for every active required destination of every relay of a table, and
 -- have been for as long as `keep`. Where no active destination is required, each counts as required:
 -- nothing may go before it went somewhere. A relay that has not said what its destinations are

@@ -15,7 +15,7 @@ use crate::relay::Relay;
 use crate::relay::machine::Input;
 use crate::relay::outcome::DestinationId;
 use crate::relay::ranges::RangeSet;
-use crate::store::destinations::{HOLES_MAX, Progress, coarsened};
+use crate::store::destinations::Progress;
 use crate::store::rows::Rows;
 use crate::store::sweep::{FrontierMark, Look};
 
@@ -33,6 +33,9 @@ const FAILED_EVERY: Duration = Duration::from_secs(10);
 const SAVE_EVERY: Duration = Duration::from_secs(10);
 /// Undecided rows that a pass looks at, for each destination.
 pub const LOOK_LIMIT: usize = 10_000;
+/// Ranges of holes that a destination's progress may have: about 300 KB of text, and a look that looks
+/// each of them up takes half a second.
+const HOLES_MAX: usize = 10_000;
 /// Rows read at once.
 const ROWS_AT_ONCE: usize = 1_000;
 
@@ -376,7 +379,8 @@ impl Pass {
 /// After a look: every number up to the look's end is decided, void, or a hole.
 ///
 /// Void is only what no row has up to `cleared`, and up to where the look came if it was cut. Above
-/// that a number without a row may still get one, and is a hole.
+/// that a number without a row may still get one, and is a hole. With too many of them the next look
+/// begins where this one did.
 ///
 /// Of what memory held only that is a hole which had no receipt when the look was taken: later looks
 /// don't read the receipts that this one saw.
@@ -388,7 +392,11 @@ fn take(progress: &mut Progress, look: &Look, cleared: Option<i64>) {
     holes.extend(above.map(|(start, end)| ((*start).max(proven.saturating_add(1)), *end)));
     let upto = |(start, end): (i64, i64)| (start <= look.to).then_some((start, end.min(look.to)));
     let holes: Vec<(i64, i64)> = holes.iter().filter_map(upto).collect();
-    progress.holes = coarsened(&holes, HOLES_MAX);
+    // Fewer would have to hold numbers that are decided, and their rows would be taken for finds.
+    if holes.len() > HOLES_MAX {
+        return;
+    }
+    progress.holes = holes;
     progress.frontier = look.to;
     progress.receipt_id = look.receipt_id;
 }

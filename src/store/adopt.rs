@@ -108,6 +108,7 @@ async fn within(
          FROM {table} AS t WHERE t.{mark} IS NOT NULL AND t.{seq} > $4::int8 \
          GROUP BY t.{seq} / 1000000 RETURNING events"
     );
+    client.execute(OPEN_GAPS, &[&relay]).await?;
     for row in client.query(DESTINATIONS, &[&relay, &below]).await? {
         let (name, from): (String, i64) = (row.try_get(0)?, row.try_get(1)?);
         let values: [&(dyn ToSql + Sync); 4] = [&relay, &name, &generation, &from];
@@ -133,14 +134,15 @@ const DESTINATIONS: &str = "\
 
 // What no slot brings is sent first, in the order of the numbers, as the other relay would have: that
 // is what a gap means. Rows behind the slot's position follow in the order of their commits.
+const OPEN_GAPS: &str = "\
+    SELECT outbox.open_gap(d.relay, d.name) FROM outbox.destination AS d \
+    WHERE d.relay = $1::text AND d.active";
+
 const MOVE: &str = "\
     UPDATE outbox.destination AS d \
     SET frontier = CASE WHEN ran.it THEN d.frontier ELSE $3::int8 END, \
         holes = CASE WHEN ran.it THEN d.holes ELSE '{}' END, \
         began_after = least(d.began_after, $3::int8), \
-        gap_since = coalesce(d.gap_since, now()), \
-        gap_receipt = (SELECT coalesce(max(r.id), 0) FROM outbox.receipt AS r \
-                       WHERE r.relay = $1::text AND r.destination = $2::text), \
         updated_at = now() \
     FROM (SELECT EXISTS (SELECT FROM outbox.receipt AS r \
                          WHERE r.relay = $1::text AND r.destination = $2::text \

@@ -28,10 +28,6 @@ pub struct Progress {
     pub gap: Option<i64>,
 }
 
-/// More ranges of holes than this are coarsened: about 300 KB of text, and a sweep that looks each
-/// of them up takes half a second.
-pub const HOLES_MAX: usize = 10_000;
-
 const MISSING: &str = "\
     SELECT w.name, w.required, coalesce((SELECT max(r.id) FROM outbox.receipt AS r \
                WHERE r.relay = $1::text AND r.destination = w.name), 0) \
@@ -46,16 +42,15 @@ const ADD: &str = "\
     FROM unnest($2::text[], $3::bool[], $4::int8[]) AS w (name, required, receipt_id) \
     ON CONFLICT (relay, name) DO NOTHING";
 
-// One that comes back has missed what was committed meanwhile: a gap.
+// One that comes back has missed what was committed meanwhile.
+const COMES_BACK: &str = "\
+    SELECT outbox.open_gap(d.relay, d.name) FROM outbox.destination AS d \
+    WHERE d.relay = $1::text AND d.name = ANY ($2::text[]) AND NOT d.active";
+
 const SET: &str = "\
     UPDATE outbox.destination AS d \
-    SET active = n.active, required = n.required, updated_at = now(), \
-        gap_since = CASE WHEN n.back THEN coalesce(d.gap_since, now()) ELSE d.gap_since END, \
-        gap_receipt = CASE WHEN n.back THEN n.receipt ELSE d.gap_receipt END \
-    FROM (SELECT o.name, w.name IS NOT NULL AS active, coalesce(w.required, o.required) AS required, \
-                 w.name IS NOT NULL AND NOT o.active AS back, \
-                 coalesce((SELECT max(r.id) FROM outbox.receipt AS r \
-                           WHERE r.relay = o.relay AND r.destination = o.name), 0) AS receipt \
+    SET active = n.active, required = n.required, updated_at = now() \
+    FROM (SELECT o.name, w.name IS NOT NULL AS active, coalesce(w.required, o.required) AS required \
           FROM outbox.destination AS o \
                LEFT JOIN unnest($2::text[], $3::bool[]) AS w (name, required) ON w.name = o.name \
           WHERE o.relay = $1::text) AS n \
@@ -68,14 +63,7 @@ const PROGRESS: &str = "\
          JOIN outbox.destination AS d ON d.relay = $1::text AND d.name = w.name \
     ORDER BY w.place";
 
-const OPEN_GAP: &str = "\
-    UPDATE outbox.destination AS d \
-    SET gap_since = coalesce(d.gap_since, now()), gap_receipt = n.receipt, updated_at = now() \
-    FROM (SELECT o.name, coalesce((SELECT max(r.id) FROM outbox.receipt AS r \
-                     WHERE r.relay = o.relay AND r.destination = o.name), 0) AS receipt \
-          FROM outbox.destination AS o WHERE o.relay = $1::text) AS n \
-    WHERE d.relay = $1::text AND d.name = ANY ($2::text[]) AND n.name = d.name \
-      AND d.gap_receipt IS DISTINCT FROM n.receipt";
+const OPEN_GAP: &str = "SELECT outbox.open_gap($1::text, name) FROM unnest($2::text[]) AS name";
 
 const CLOSE_GAP: &str = "\
     UPDATE outbox.destination SET gap_since = NULL, gap_receipt = NULL, updated_at = now() \
@@ -94,6 +82,7 @@ const ADVANCE: &str = "\
 pub(super) struct Statements {
     missing: Statement,
     add: Statement,
+    comes_back: Statement,
     set: Statement,
     progress: Statement,
     open_gap: Statement,
@@ -103,16 +92,17 @@ pub(super) struct Statements {
 
 impl Statements {
     pub(super) async fn prepare(client: &Client) -> Result<Statements, tokio_postgres::Error> {
-        let (missing, add, set, progress, open_gap, close_gap, advance) = tokio::try_join!(
+        let (missing, add, comes_back, set, progress, open_gap, close_gap, advance) = tokio::try_join!(
             client.prepare(MISSING),
             client.prepare(ADD),
+            client.prepare(COMES_BACK),
             client.prepare(SET),
             client.prepare(PROGRESS),
             client.prepare(OPEN_GAP),
             client.prepare(CLOSE_GAP),
             client.prepare(ADVANCE),
         )?;
-        Ok(Statements { missing, add, set, progress, open_gap, close_gap, advance })
+        Ok(Statements { missing, add, comes_back, set, progress, open_gap, close_gap, advance })
     }
 }
 
@@ -169,8 +159,11 @@ impl Store {
             };
             add.await.map_err(|error| fault(&error))?;
         }
-        let set = client.execute(&ours.set, &[&self.relay, &names, &required]).await;
-        set.map_err(|error| fault(&error))?;
+        let set = async {
+            client.execute(&ours.comes_back, &[&self.relay, &names]).await?;
+            client.execute(&ours.set, &[&self.relay, &names, &required]).await
+        };
+        set.await.map_err(|error| fault(&error))?;
         self.progress(client, &names).await
     }
 
@@ -199,8 +192,8 @@ impl Store {
     }
 
     /// From now on what the WAL brings for these destinations waits: rows were committed that no
-    /// slot will bring. What was handed over until now goes ahead of those rows, also where a gap is
-    /// open already.
+    /// slot will bring. What was handed over until now goes ahead of those rows; where a gap is open
+    /// already, what was handed over in it is taken back, to be found as a row that is missing.
     pub async fn open_gap(&self, client: &Client, names: &[&str]) -> Result<(), Failure> {
         let values: [&(dyn ToSql + Sync); 2] = [&self.relay, &names];
         let opened = client.execute(&self.destinations.open_gap, &values).await;
@@ -213,11 +206,11 @@ impl Store {
         closed.map(drop).map_err(|error| failed("cannot record the end of a gap", &error))
     }
 
-    /// Records how far a sweep came: [`Progress`] says what must hold for it. More than
-    /// [`HOLES_MAX`] ranges of holes are coarsened. Writes nothing when nothing changes.
+    /// Records how far a sweep came: [`Progress`] says what must hold for it. Writes nothing when
+    /// nothing changes.
     pub async fn advance(&self, client: &Client, progress: &Progress) -> Result<(), Failure> {
         let Progress { name, frontier, holes, receipt_id, .. } = progress;
-        let holes = multirange(&coarsened(holes, HOLES_MAX));
+        let holes = multirange(holes);
         let values: [&(dyn ToSql + Sync); 5] = [&self.relay, name, frontier, &holes, receipt_id];
         let advanced = client.execute(&self.destinations.advance, &values).await;
         advanced.map(drop).map_err(|error| failed("cannot record how far a sweep came", &error))
@@ -241,90 +234,4 @@ fn progress(row: &Row) -> Result<Progress, Failure> {
     let holes = parse_multirange(&text)
         .ok_or_else(|| unexpected(format_args!("destination with holes {text}")))?;
     Ok(Progress { holes, ..progress })
-}
-
-/// At most `max` ranges (at least one) that hold every number of `ranges`: the nearest neighbours
-/// are joined, so that as few others as can be come in. A hole that is none costs a look-up.
-pub fn coarsened(ranges: &[(i64, i64)], max: usize) -> Vec<(i64, i64)> {
-    let mut sorted: Vec<(i64, i64)> =
-        ranges.iter().copied().filter(|(first, last)| first <= last).collect();
-    sorted.sort_unstable();
-    let ranges = joined(&sorted, |_, gap| gap == 0);
-    let excess = ranges.len().saturating_sub(max.max(1));
-    if excess == 0 {
-        return ranges;
-    }
-    let between = ranges.iter().zip(ranges.iter().skip(1));
-    let mut gaps: Vec<(u64, usize)> =
-        between.zip(1..).map(|((before, next), place)| (gap(*before, *next), place)).collect();
-    gaps.select_nth_unstable(excess - 1);
-    let mut join = vec![false; ranges.len()];
-    for (_, place) in gaps.iter().take(excess) {
-        if let Some(join) = join.get_mut(*place) {
-            *join = true;
-        }
-    }
-    joined(&ranges, |place, _| join.get(place).copied().unwrap_or_default())
-}
-
-/// How many numbers are between two ranges.
-fn gap(before: (i64, i64), next: (i64, i64)) -> u64 {
-    if next.0 <= before.1 { 0 } else { before.1.abs_diff(next.0) - 1 }
-}
-
-/// Joins sorted ranges with the one before wherever `join` says so, of place and gap.
-fn joined(sorted: &[(i64, i64)], join: impl Fn(usize, u64) -> bool) -> Vec<(i64, i64)> {
-    let mut ranges: Vec<(i64, i64)> = Vec::with_capacity(sorted.len());
-    for (place, range) in sorted.iter().enumerate() {
-        match ranges.last_mut() {
-            Some(before) if join(place, gap(*before, *range)) => before.1 = before.1.max(range.1),
-            _ => ranges.push(*range),
-        }
-    }
-    ranges
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::collections::BTreeSet;
-
-    fn numbers(ranges: &[(i64, i64)]) -> BTreeSet<i64> {
-        ranges.iter().flat_map(|(first, last)| *first..=*last).collect()
-    }
-
-    proptest! {
-        #[test]
-        fn coarse_ranges_hold_every_number_and_few_others(
-            given in prop::collection::vec((-300i64..300, 0i64..8), 0..40),
-            max in 1usize..12,
-        ) {
-            let given: Vec<_> = given.iter().map(|(first, n)| (*first, first + n - 1)).collect();
-            let wanted = numbers(&given);
-            let fine = coarsened(&given, usize::MAX);
-            prop_assert_eq!(numbers(&fine), wanted.clone());
-            let coarse = coarsened(&given, max);
-            prop_assert!(coarse.len() <= max);
-            for pair in coarse.windows(2) {
-                prop_assert!(pair[0].1 + 1 < pair[1].0, "touching ranges: {:?}", coarse);
-            }
-            prop_assert!(numbers(&coarse).is_superset(&wanted));
-            // The fewest others: the smallest gaps are gone.
-            let mut gaps: Vec<_> =
-                fine.windows(2).map(|pair| usize::try_from(pair[1].0 - pair[0].1 - 1).unwrap()).collect();
-            gaps.sort_unstable();
-            let others: usize = gaps.iter().take(fine.len().saturating_sub(max)).sum();
-            prop_assert_eq!(numbers(&coarse).len(), wanted.len() + others);
-        }
-    }
-
-    #[test]
-    fn the_ends_of_the_number_line_can_be_joined() {
-        let ends = [(i64::MAX, i64::MAX), (i64::MIN, i64::MIN)];
-        assert_eq!(coarsened(&ends, 2), [(i64::MIN, i64::MIN), (i64::MAX, i64::MAX)]);
-        assert_eq!(coarsened(&ends, 1), [(i64::MIN, i64::MAX)]);
-        assert_eq!(coarsened(&[(1, 2), (5, 5), (100, 100)], 2), [(1, 5), (100, 100)]);
-        assert_eq!(coarsened(&[], 0), []);
-    }
 }

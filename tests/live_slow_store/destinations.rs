@@ -1,9 +1,10 @@
 //! Rows of `outbox.destination`.
 
 use outboxd::error::Kind;
+use outboxd::event::RunHash;
 use outboxd::store::Store;
 use outboxd::store::destinations::Progress;
-use outboxd::store::ledger::ReceiptOutcome;
+use outboxd::store::ledger::{Receipt, ReceiptOutcome};
 use outboxd::store::schema;
 
 use crate::{connect, publish, ready, receipt, source, text};
@@ -126,18 +127,42 @@ async fn a_gap_keeps_the_time_at_which_it_opened() {
     assert_eq!(gaps().await, [Some(1), Some(0)]);
 }
 
+/// Of two gaps, one in the other: what the slot between them brought is neither ahead of the first
+/// gap's rows nor behind the second one's. Both are looked up in the order of their numbers.
 #[tokio::test]
-async fn holes_are_bounded() {
+async fn what_was_handed_over_in_a_gap_is_undecided_when_another_opens() {
     let (_postgres, client, store) = ready().await;
-    store.ensure_destinations(&client, &[("events", true)]).await.unwrap();
-    let holes: Vec<_> = (0..12_000).map(|n| (n * 10, n * 10 + n % 3)).collect();
-    store.advance(&client, &come("events", 200_000, &holes, 1)).await.unwrap();
-    let found = store.progress(&client, &["events"]).await.unwrap().remove(0);
-    assert_eq!(found.holes.len(), 10_000);
-    let covered = |(first, last): &(i64, i64)| {
-        found.holes.iter().any(|(from, to)| from <= first && last <= to)
+    store.ensure_destinations(&client, &[("events", true), ("audit", true)]).await.unwrap();
+    publish(&client, 9).await;
+    let handed = |destination: &str, seqs: &[i64]| Receipt {
+        destination: destination.into(),
+        handed: seqs.iter().map(|seq| (*seq, RunHash::of_run(b"run"))).collect(),
+        ..receipt(ReceiptOutcome::Handed, &[(seqs[0], seqs[seqs.len() - 1])])
     };
-    assert!(holes.iter().all(covered));
+    store.append(&client, 1, &[handed("events", &[1, 2])]).await.unwrap();
+    store.open_gap(&client, &["events"]).await.unwrap();
+    // 3 is missing; a part of what was handed over is sent; the frontier has passed most of it.
+    let later = [handed("events", &[4, 5, 6]), handed("events", &[7, 8]), handed("audit", &[4])];
+    store.append(&client, 1, &later).await.unwrap();
+    store.append(&client, 1, &[receipt(ReceiptOutcome::Published, &[(5, 5)])]).await.unwrap();
+    store.advance(&client, &come("events", 7, &[(3, 3)], 5)).await.unwrap();
+    let floor = store.latest(&client, "events").await.unwrap().unwrap();
+    let undecided = "SELECT outbox.undecided('orders', 'events')::text";
+    let before = text(&client, undecided).await;
+
+    store.open_gap(&client, &["events"]).await.unwrap();
+    let waiting = async |destination: &str| -> Vec<i64> {
+        let waiting = store.waiting(&client, destination, 0, 100).await.unwrap();
+        waiting.entries.iter().map(|waiter| waiter.seq).collect()
+    };
+    assert_eq!(waiting("events").await, [1, 2], "older than either gap");
+    assert_eq!(waiting("audit").await, [4], "of another destination");
+    let progress = store.progress(&client, &["events"]).await.unwrap().remove(0);
+    assert_eq!((&progress.holes[..], progress.gap), (&[(3, 4), (6, 7)][..], Some(1)));
+    let look = store.look(&client, &progress, 9, &[], 100).await.unwrap();
+    assert_eq!(look.undecided, [3, 4, 6, 7, 8, 9]);
+    assert_eq!(text(&client, undecided).await, before, "nothing is decided by it");
+    assert_eq!(store.latest(&client, "events").await.unwrap().unwrap(), floor);
 }
 
 #[tokio::test]

@@ -30,8 +30,6 @@ pub struct Gap {
     pub receipt: i64,
     /// Once there is a slot: the highest number then, and who held a lock.
     pub mark: Option<(i64, HashSet<u64>)>,
-    /// Another slot was lost before it was closed.
-    pub nested: bool,
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +75,23 @@ impl Ledger {
     /// Final or waiting.
     pub fn is_recorded(&self, destination: usize, seq: i64) -> bool {
         self.is_final(destination, seq) || self.handed.contains(&(destination, seq))
+    }
+
+    /// A gap opens while one is open: what was handed over in that one is undecided again. The lowest
+    /// number of these.
+    pub fn take_back(&mut self, destination: usize, above: i64) -> Option<i64> {
+        let mut back = Vec::new();
+        let above = usize::try_from(above).unwrap();
+        for receipt in self.receipts.iter_mut().skip(above) {
+            if receipt.destination == destination && !receipt.handed.is_empty() {
+                back.extend(receipt.handed.drain(..).map(|(seq, _)| seq));
+                receipt.seqs = RangeSet::default();
+            }
+        }
+        for seq in &back {
+            self.handed.remove(&(destination, *seq));
+        }
+        back.into_iter().filter(|seq| !self.is_final(destination, *seq)).min()
     }
 
     /// Receipts whose last position is at or above `from`, or unknown.

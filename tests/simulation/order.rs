@@ -6,9 +6,8 @@
 //!    first by a later look than the other (it was not visible before).
 //! 3. A row that was missed and committed before a slot's start comes before every row that WAL
 //!    brought and that committed behind that start.
-//! 4. A row that WAL brought comes before a row that was missed, not left out by the publication,
-//!    and committed behind it; unless the slot in between was lost before the gap of an earlier
-//!    loss was closed.
+//! 4. A row that only WAL brought comes before a row that was missed, not left out by the publication,
+//!    and committed behind it.
 //!
 //! Nothing is promised between a row that the publication left out and those that WAL brought
 //! around it, and nothing for a row that went away while it waited: a message of it whose outcome
@@ -59,7 +58,7 @@ impl RunOrder {
         if let Some(start) = start {
             let behind = self.newest_wal.filter(|newest| newest.commit_lsn >= start.lsn);
             assert!(behind.is_none(), "P3.3: {}, slot from {}", what(behind), start.lsn);
-            if !start.nested[destination] && !txn.left_out {
+            if !txn.left_out {
                 self.newest_missed = self.newest_missed.max(Some(position));
             }
         }

@@ -56,8 +56,6 @@ pub struct Habits {
 pub struct Start {
     /// What committed below, no WAL brings.
     pub lsn: Lsn,
-    /// Destinations whose gap of an earlier loss was open when the slot before was lost.
-    pub nested: Vec<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -174,11 +172,11 @@ impl Postgres {
     }
 
     /// A new slot begins here; what committed before, it does not bring.
-    pub fn make_slot(&mut self, nested: Vec<bool>) {
+    pub fn make_slot(&mut self) {
         self.lsn += 100;
         self.slot = true;
         self.confirmed = Lsn(self.lsn);
-        self.starts.push(Start { lsn: self.confirmed, nested });
+        self.starts.push(Start { lsn: self.confirmed });
     }
 
     /// The first start above a position.

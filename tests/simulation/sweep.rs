@@ -198,21 +198,21 @@ impl World {
             return true;
         }
         let newest = self.postgres.ledger.newest();
-        let mut nested = Vec::new();
         let mark = (self.postgres.last_seq(), self.postgres.holders(self.now));
         for at in 0..self.sites.len() {
-            let new = Gap { receipt: newest, mark: None, nested: false };
-            let gap = self.postgres.ledger.gaps.entry(at).or_insert(new);
-            if gap.mark.take().is_some() {
-                gap.nested = true;
+            if let Some(open) = self.postgres.ledger.gaps.get(&at).map(|gap| gap.receipt)
+                && let Some(lowest) = self.postgres.ledger.take_back(at, open)
+            {
+                self.frontiers[at] = self.frontiers[at].min(lowest - 1);
                 self.swarm.count("gap in a gap");
             }
-            nested.push(gap.nested);
+            let new = Gap { receipt: newest, mark: None };
+            let gap = self.postgres.ledger.gaps.entry(at).or_insert(new);
             gap.mark = make.then(|| mark.clone());
         }
         if make {
             self.swarm.count("gap");
-            self.postgres.make_slot(nested);
+            self.postgres.make_slot();
         }
         make
     }

@@ -97,3 +97,20 @@ fn without_anything_open_the_holes_close() {
     assert_eq!((progress.frontier, progress.holes.len(), progress.receipt_id), (12, 0, 7));
     assert!(is_settled(&progress, 12) && !is_settled(&progress, 13));
 }
+
+/// What would have to be left out, or thrown together with what is decided, is looked at again.
+#[test]
+fn with_too_many_holes_progress_stands() {
+    let (name, holes) = ("events".to_owned(), vec![(2, 2)]);
+    let mut progress = Progress { name, frontier: 9, holes, receipt_id: 3, gap: None };
+    let before = progress.clone();
+    let most = i64::try_from(HOLES_MAX).unwrap();
+    let every_second = |count: i64| (0..count).map(|n| (n * 2, n * 2)).collect::<Vec<_>>();
+    let held = every_second(most + 1);
+    let to = most * 2;
+    let look = Look { undecided: vec![], open: vec![], held, to, covered_to: to, receipt_id: 7 };
+    take(&mut progress, &look, Some(to));
+    assert_eq!(progress, before);
+    take(&mut progress, &Look { held: every_second(most), ..look }, Some(to));
+    assert_eq!((progress.frontier, progress.holes.len(), progress.receipt_id), (to, HOLES_MAX, 7));
+}
