@@ -192,7 +192,7 @@ keys! {
     SWEEP_INTERVAL: Duration = Relay "sweep_interval", Lasting("1s", "1d"), Default("1m"),
         "How often the table is looked through for rows that the WAL did not bring; after every start as well.";
     MAX_RETAINED_WAL: u64 = Relay "max_retained_wal", Size("16MiB", "1024TiB"), Default("1GiB"),
-        "WAL that undecided events may hold back; beyond it the events of a destination that stands still wait in the ledger and the table instead.";
+        "WAL that undecided events may hold back; beyond it the events of a destination that stands still or lags wait in the ledger and the table instead.";
 
     URL: SecretString = Source "url", Dsn, Required,
         "The database, as a libpq URL or keywords. PG* variables and the password file fill what it leaves out. The connection must not go through a pooler."

@@ -85,6 +85,9 @@ pub struct Destination {
     pub(super) recorded_id: i64,
     /// When an event was decided last, or the first came after none were left.
     pub(super) moved_at: Option<Instant>,
+    /// While memory is short: when, and behind which of its events then, it was looked whether it
+    /// lags.
+    pub(super) crowded: Option<(Instant, u64)>,
     last_acked: Option<LastAcked>,
     /// From send to ack, of the events acked since the pump last asked.
     waits: Vec<Duration>,
@@ -108,6 +111,7 @@ impl Destination {
             let_go: HashSet::new(),
             recorded_id: spec.recorded_id,
             moved_at: None,
+            crowded: None,
             spec,
             lanes,
             decided: Decided::default(),

@@ -5,6 +5,7 @@
 //! again at its first undecided entry. Between lanes the order is that of commits.
 
 mod blocked;
+mod leaving;
 
 use hashbrown::HashMap;
 use std::cmp::Reverse;
@@ -15,6 +16,7 @@ use std::time::Instant;
 use crate::event::{Event, RunHash};
 use crate::relay::receipts::Origin;
 pub use blocked::Block;
+pub use leaving::Left;
 
 /// Index of an entry; reused after the entry is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -148,6 +150,11 @@ impl Lanes {
     /// Has the run's lane an event that the WAL brought? Then all that it brought since is there.
     pub fn has_wal(&self, run: RunHash) -> bool {
         self.lanes.get(&run).is_some_and(|lane| lane.wal > 0)
+    }
+
+    /// The ordinal of the event that comes next.
+    pub fn next_ordinal(&self) -> u64 {
+        self.ordinal
     }
 
     /// Runs with undecided events.
@@ -422,37 +429,6 @@ impl Lanes {
         heads.min_by_key(|entry| entry.ordinal)
     }
 
-    /// Lanes that stand still, with nothing in flight; `all`: every lane with nothing in flight.
-    /// None of which an event is on its way to the dead letters.
-    /// Of a blocked run nothing goes that committed before its letter's event: it would be sent
-    /// behind the letter then.
-    fn idle(&self, all: bool) -> impl Iterator<Item = (RunHash, &Lane)> {
-        let stands = move |run: RunHash, lane: &Lane| match lane.gate {
-            Gate::Burying(_) => false,
-            _ if self.is_blocked(run) => self.waits_blocked(run, lane.head),
-            Gate::Until(_) => true,
-            Gate::Open | Gate::Rewinding => all,
-        };
-        let lanes = self.lanes.iter().map(|(run, lane)| (*run, lane));
-        lanes.filter(move |(run, lane)| lane.in_flight == 0 && stands(*run, lane))
-    }
-
-    /// The runs of idle lanes, each with the time that its lane waits for; `wal`: only those that
-    /// hold events of the WAL.
-    pub fn idle_runs(&self, all: bool, wal: bool) -> Vec<(RunHash, Option<Instant>)> {
-        let idle = self.idle(all).filter(|(_, lane)| !wal || lane.wal > 0);
-        idle.map(|(run, lane)| match lane.gate {
-            Gate::Until(at) => (run, Some(at)),
-            Gate::Open | Gate::Rewinding | Gate::Burying(_) => (run, None),
-        })
-        .collect()
-    }
-
-    /// The events of idle lanes.
-    pub fn idle_len(&self, all: bool) -> usize {
-        self.idle(all).map(|(_, lane)| usize::try_from(lane.len).unwrap_or(usize::MAX)).sum()
-    }
-
     /// The events of lanes that go on: neither the clock, a burial nor a dead letter holds them.
     pub fn going_len(&self) -> usize {
         let goes = |(run, lane): &(&RunHash, &Lane)| {
@@ -461,21 +437,6 @@ impl Lanes {
         };
         let lens = self.lanes.iter().filter(goes).map(|(_, lane)| usize::try_from(lane.len));
         lens.map(|len| len.unwrap_or(usize::MAX)).sum()
-    }
-
-    /// Empties a lane with nothing in flight; its entries in their order.
-    pub fn empty(&mut self, run: RunHash) -> Vec<Entry> {
-        let Some(lane) = self.lanes.get(&run).filter(|lane| lane.in_flight == 0) else {
-            return Vec::new();
-        };
-        let mut entries = Vec::with_capacity(usize::try_from(lane.len).unwrap_or_default());
-        let mut slot = lane.head;
-        while let Some(entry) = self.vacate(slot) {
-            slot = entry.next;
-            entries.push(entry);
-        }
-        self.lanes.remove(&run);
-        entries
     }
 
     /// May events of this run be read from the table, since its lane goes on and is short?

@@ -3,8 +3,8 @@
 //!
 //! Reading order: [`machine`] (inputs and actions), [`destination`] (the procedure after an unknown
 //! outcome), [`lanes`] (order), [`attempts`] (the floor), [`receipts`], [`watermark`] (what may be
-//! confirmed); then [`waiting`] and [`slow`] (what does not come by WAL alone), and
-//! [`again`] (dead letters).
+//! confirmed); then `hand_over`, [`waiting`] and [`slow`] (what does not go straight from WAL to
+//! lane), and [`again`] (dead letters).
 
 pub mod again;
 pub mod attempts;
@@ -12,6 +12,7 @@ pub mod awaited;
 pub mod backoff;
 mod caution;
 pub mod destination;
+mod hand_over;
 pub mod lanes;
 pub mod machine;
 pub mod outcome;

@@ -1,32 +1,27 @@
-//! What does not go straight from WAL to lane: hand-over, the way back from the ledger, and rows
-//! that the WAL did not bring. Parts of [`Relay`] and [`Destination`].
+//! What does not go straight from WAL to lane: the way back from the ledger, and rows that the WAL
+//! did not bring. Parts of [`Relay`] and [`Destination`].
 //!
 //! An event joins its lane, unless its run has numbers waiting outside it; then it joins those.
 //! Rows that were missed are older than what waits and join the lane itself.
 
 use hashbrown::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::event::{Event, RunHash};
 use crate::lsn::Lsn;
 use crate::relay::destination::{Destination, Phase, Step};
-use crate::relay::lanes::Entry;
-use crate::relay::machine::{Relay, let_go};
+use crate::relay::machine::Relay;
 use crate::relay::outcome::DestinationId;
 use crate::relay::ranges::RangeSet;
 use crate::relay::receipts::{Decision, Origin};
 use crate::relay::route;
 use crate::relay::waiting::Waiter;
 
-/// A destination without a single decision for so long, with events to decide, stands still.
-const STANDSTILL: Duration = Duration::from_secs(2);
 /// Numbers taken from those waiting at once: one look-up by index.
 const LOAD_NUMBERS: usize = 1_000;
 /// Undecided events of a destination below which more of those waiting are read.
 const LOAD_BELOW: usize = 2_000;
-/// How often it is looked for what can be handed over, since that looks at every lane.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Bytes of rows read at once, at least, if that is an eighth of the budget.
 const LOAD_BYTES_MIN: usize = 64 << 10;
 
@@ -123,7 +118,7 @@ impl Destination {
             self.counts.unmatched += 1;
             self.decide_number(seq, origin, Decision::Unmatched);
         } else if matches!(origin, Origin::Wal(_)) && self.must_wait(event.run_hash) {
-            self.note_handed(event, origin);
+            self.note_handed(seq, event.run_hash, origin);
             let waiter = Waiter { seq, run: event.run_hash, until: origin.until(), old: false };
             self.waiting.hand(waiter, self.recorded_id);
         } else {
@@ -149,10 +144,10 @@ impl Destination {
         !self.waiting.is_over() || self.lanes.handed() > 0
     }
 
-    fn note_handed(&mut self, event: &Event, origin: Origin) {
+    pub(super) fn note_handed(&mut self, seq: i64, run: RunHash, origin: Origin) {
         self.counts.handed += 1;
-        self.remembered.note_handed(event.seq);
-        self.decided.hand(event.seq, event.run_hash, origin);
+        self.remembered.note_handed(seq);
+        self.decided.hand(seq, run, origin);
     }
 
     /// Resume found these in the stream, and the ledger has them.
@@ -175,67 +170,14 @@ impl Destination {
         })
     }
 
-    /// Is nothing decided though there is something to decide? When it is only some runs that are
-    /// refused, others could go on, and may be in the WAL; so can they when all that is left waits
-    /// behind dead letters.
-    fn stands_still(&self, now: Instant) -> bool {
-        let moves = self.moved_at.is_some_and(|at| now < at + STANDSTILL);
-        let only_runs = || self.phase() == Phase::Flow && self.lanes.going_len() == 0;
-        self.lanes.len() > self.lanes.blocked_len()
-            && !moves
-            && (self.is_hopeless() || !only_runs())
-    }
-
     /// Does it need memory, to go on with what waits?
-    fn wants_room(&self) -> bool {
+    pub(super) fn wants_room(&self) -> bool {
         self.goes_on() && !self.waiting.is_over() && self.waiting.wants()
     }
 
     /// Is it read from and written to, as far as is known?
     pub fn goes_on(&self) -> bool {
         matches!(self.phase(), Phase::Probe | Phase::Flow)
-    }
-
-    /// Events that could be handed over.
-    fn idle_len(&self, now: Instant) -> usize {
-        self.lanes.idle_len(self.stands_still(now))
-    }
-
-    /// Hands over the lanes that stand still, `wal`: only those that hold back WAL; the events leave
-    /// memory and wait in the ledger.
-    ///
-    /// Missed rows are let go without a receipt: it would have them behind what waits already. The
-    /// next look through the table finds them again.
-    fn hand_over_idle(&mut self, now: Instant, wal: bool, held_bytes: &mut usize) -> bool {
-        let mut runs = self.lanes.idle_runs(self.stands_still(now), wal);
-        runs.retain(|(run, _)| !self.waiting.is_loading(*run));
-        let mut entries: Vec<Entry> = Vec::new();
-        for (run, until) in runs {
-            entries.extend(self.lanes.empty(run));
-            until.into_iter().for_each(|until| self.waiting.hold(run, until));
-        }
-        let some = !entries.is_empty();
-        entries.sort_by_key(Entry::ordinal);
-        let mut waiters = Vec::with_capacity(entries.len());
-        // Only what is older than the gap comes to a lane from the ledger before it is bridged.
-        let old = self.waiting.is_bridging();
-        for entry in entries {
-            let origin = entry.origin;
-            // Letters have their place outside: they are read again when there is room.
-            if !matches!(origin, Origin::Table { handed: false, .. } | Origin::Letter { .. }) {
-                let (seq, run) = (entry.event.seq, entry.event.run_hash);
-                waiters.push(Waiter { seq, run, until: origin.until(), old });
-            }
-            if matches!(origin, Origin::Table { handed: false, .. }) {
-                self.let_go.insert(entry.event.run_hash);
-            }
-            if matches!(origin, Origin::Wal(_)) {
-                self.note_handed(&entry.event, origin);
-            }
-            let_go(held_bytes, entry);
-        }
-        self.waiting.put_first(waiters.into_iter());
-        some
     }
 
     fn is_crowded(&self) -> bool {
@@ -309,55 +251,9 @@ impl Destination {
 }
 
 impl Relay {
-    /// Frees memory, or WAL, from events of whoever stands still. Says whether there is room for
-    /// events that wait in the ledger.
-    ///
-    /// When the budget is full, or what waits finds no room in it, the lanes that stand still at the destination with most of them
-    /// are handed over, as long as another destination goes on; when nobody does, reading stops and
-    /// WAL holds the events. Under WAL pressure everything that stands still is handed over.
-    pub(super) fn hand_over(&mut self, now: Instant) -> bool {
-        let due = self.looked_at.is_none_or(|at| now >= at + LOOK_EVERY);
-        if due && self.wants_hand_over() {
-            self.looked_at = Some(now);
-            let cramped = self.is_cramped();
-            let mut handed = false;
-            let (destinations, held) = (&mut self.destinations, &mut self.held_bytes);
-            if self.wal_pressure {
-                for destination in &mut *destinations {
-                    handed |= destination.hand_over_idle(now, true, held);
-                }
-            }
-            if cramped && destinations.iter().any(|each| !each.stands_still(now)) {
-                let most = destinations.iter_mut().max_by_key(|each| each.idle_len(now));
-                handed |=
-                    most.is_some_and(|destination| destination.hand_over_idle(now, false, held));
-            }
-            if handed {
-                self.undecided_since.get_or_insert(now);
-            }
-        }
-        self.has_room()
-    }
-
     /// Is there room for rows read from the table?
     pub fn has_room(&self) -> bool {
         !self.stopping && self.used_bytes() < self.limits.memory_bytes / 2
-    }
-
-    /// When to look again.
-    pub(super) fn hand_over_at(&self) -> Option<Instant> {
-        self.looked_at.filter(|_| self.wants_hand_over()).map(|at| at + LOOK_EVERY)
-    }
-
-    fn wants_hand_over(&self) -> bool {
-        !self.stopping && (self.wal_pressure || self.is_cramped())
-    }
-
-    /// Is there no memory to read WAL, or for what waits of somebody who could go on with it?
-    fn is_cramped(&self) -> bool {
-        let (used, most) = (self.used_bytes(), self.limits.memory_bytes);
-        let wants_room = || self.destinations.iter().any(Destination::wants_room);
-        used >= most || (used >= most / 2 && wants_room())
     }
 
     /// Bytes of rows that may be read from the table now: in pieces that leave half of the budget to
@@ -426,4 +322,4 @@ impl Relay {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -114,7 +114,7 @@ impl Reporter {
             tracing::warn!(
                 ours_bytes,
                 "undecided events hold back more WAL than they may: those of destinations that \
-                 stand still are handed over to the ledger, and sent from the table later"
+                 stand still, or are slow, are handed over to the ledger, and sent from the table later"
             );
         }
         self.pressed = pressed;

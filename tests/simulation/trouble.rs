@@ -158,6 +158,7 @@ impl World {
         self.postgres.leaves_out = false;
         self.feed(Input::WalPressure(false));
         for at in 0..self.sites.len() {
+            self.sites[at].answers = 0;
             let broker = &mut self.sites[at].broker;
             broker.full = false;
             if !broker.up {

@@ -63,6 +63,8 @@ pub struct Site {
     pub filter: Filter,
     /// Longest time from proposal to decision.
     deciding: Micros,
+    /// Longest time that an answer is on its way: a destination behind a bad line moves and is slow.
+    pub answers: Micros,
     pub envelope: Envelope,
     orders_at: Micros,
     reports_at: Micros,
@@ -387,7 +389,7 @@ impl World {
                 self.swarm.count("duplicate");
             }
             if !self.swarm.strikes(&mut self.dice, Fault::LostAck) {
-                let wait = self.dice.between(50, 2 * MS + self.lag);
+                let wait = self.dice.between(50, 2 * MS + self.lag + self.sites[at].answers);
                 self.after(wait, Happening::Reply(at, conn, reply));
             }
         }
@@ -441,6 +443,7 @@ impl Site {
             publisher,
             zombies: Vec::new(),
             deciding: dice.pick(&[3 * MS, 3 * MS, 400 * MS]),
+            answers: dice.pick(&[0, 0, 0, 600 * MS, 3 * SECOND]),
             filter: Filter {
                 kinds: kinds.iter().filter(|_| index > 0).map(|kind| (*kind).to_owned()).collect(),
                 tenants: Vec::new(),

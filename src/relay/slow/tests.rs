@@ -6,24 +6,25 @@ use crate::relay::machine::tests::{FIRST, Scene, event, facts, floor, refused, s
 use crate::relay::machine::{Action, Input, ReceiptDraft, Verified};
 use crate::relay::outcome::{Doubt, Outcome, Pipeline};
 use crate::relay::waiting::Waiting;
+use std::time::Duration;
 
-fn stored(stream_seq: u64) -> Outcome {
+pub(crate) fn stored(stream_seq: u64) -> Outcome {
     Outcome::Stored { stream_seq, duplicate: false }
 }
 
-fn waiter(seq: i64, run: &str, old: bool) -> Waiter {
+pub(crate) fn waiter(seq: i64, run: &str, old: bool) -> Waiter {
     Waiter { seq, run: RunHash::of_run(run.as_bytes()), until: Lsn(100), old }
 }
 
 /// Two destinations, of which the first flows and the second was never there.
-fn two() -> Scene {
+pub(crate) fn two() -> Scene {
     let mut scene = Scene::new(vec![spec("a", Some(floor("s1", 10))), spec("b", None)]);
     begin_to_flow(&mut scene, &[]);
     scene
 }
 
 /// One destination that knows this from the ledger, up to its first event alone.
-fn knows(waiting: Vec<Waiter>, gap: bool) -> Scene {
+pub(crate) fn knows(waiting: Vec<Waiter>, gap: bool) -> Scene {
     let mut known = spec("a", Some(floor("s1", 10)));
     (known.waiting, known.gap) = (waiting, gap);
     let mut scene = Scene::new(vec![known]);
@@ -43,7 +44,7 @@ fn begin_to_flow(scene: &mut Scene, rows: &[(i64, &str)]) {
 }
 
 /// One destination whose run `r` is refused; the lane waits for the clock.
-fn blocked(rows: &[(i64, &str)]) -> Scene {
+pub(crate) fn blocked(rows: &[(i64, &str)]) -> Scene {
     let mut scene = Scene::flowing(Pipeline::PerRun);
     record(&mut scene);
     scene.commit(rows);
@@ -56,7 +57,7 @@ fn blocked(rows: &[(i64, &str)]) -> Scene {
 }
 
 /// For a moment.
-fn pressure(scene: &mut Scene) {
+pub(crate) fn pressure(scene: &mut Scene) {
     scene.feed(Input::WalPressure(true));
     scene.relay.looked_at = None;
     scene.relay.hand_over(scene.now);
@@ -64,18 +65,18 @@ fn pressure(scene: &mut Scene) {
 }
 
 /// What the next receipts say.
-fn record(scene: &mut Scene) -> Vec<ReceiptDraft> {
+pub(crate) fn record(scene: &mut Scene) -> Vec<ReceiptDraft> {
     scene.pass(Duration::from_millis(100));
     let drafts = scene.drafts();
     scene.feed(Input::Recorded { newest: 7 });
     drafts
 }
 
-fn handed(draft: &ReceiptDraft) -> Vec<i64> {
+pub(crate) fn handed(draft: &ReceiptDraft) -> Vec<i64> {
     draft.decided.handed.iter().map(|(seq, _)| *seq).collect()
 }
 
-fn load_of(actions: Vec<Action>) -> Vec<i64> {
+pub(crate) fn load_of(actions: Vec<Action>) -> Vec<i64> {
     let numbers = |action| match action {
         Action::Load { waiters, .. } => Some(waiters.iter().map(|waiter| waiter.seq).collect()),
         Action::Send { .. } | Action::Bury { .. } | Action::Resume { .. } => None,
@@ -84,28 +85,28 @@ fn load_of(actions: Vec<Action>) -> Vec<i64> {
     actions.into_iter().find_map(numbers).unwrap_or_default()
 }
 
-fn loaded(scene: &mut Scene, count: usize, rows: &[(i64, &str)]) {
+pub(crate) fn loaded(scene: &mut Scene, count: usize, rows: &[(i64, &str)]) {
     let events = rows.iter().map(|(seq, run)| Event::clone(&event(*seq, run))).collect();
     scene.feed(Input::Loaded(FIRST, Loaded { count, events }));
 }
 
-fn missed(scene: &mut Scene, seq: i64, run: &str) {
+pub(crate) fn missed(scene: &mut Scene, seq: i64, run: &str) {
     let event = Event::clone(&event(seq, run));
     scene.feed(Input::Missed { destination: FIRST, event, until: Lsn(900) });
 }
 
-fn in_lanes(scene: &Scene) -> Vec<i64> {
+pub(crate) fn in_lanes(scene: &Scene) -> Vec<i64> {
     let mut numbers: Vec<i64> = first(scene).lanes().numbers().collect();
     numbers.sort_unstable();
     numbers
 }
 
-fn first(scene: &Scene) -> &Destination {
+pub(crate) fn first(scene: &Scene) -> &Destination {
     &scene.relay.destinations()[0]
 }
 
 /// Numbers in the order in which they leave; each is stored at once.
-fn leave(scene: &mut Scene) -> Vec<i64> {
+pub(crate) fn leave(scene: &mut Scene) -> Vec<i64> {
     let mut seqs = Vec::new();
     while let Some(action) = scene.relay.poll(scene.now) {
         if let Action::Send { attempt, message, .. } = action {
@@ -118,78 +119,6 @@ fn leave(scene: &mut Scene) -> Vec<i64> {
         }
     }
     seqs
-}
-
-#[test]
-fn when_memory_is_full_whoever_stands_still_hands_over() {
-    let mut scene = two();
-    scene.relay.limits.memory_bytes = 6_000;
-    scene.commit(&[(2, "r"), (3, "r")]);
-    assert_eq!(leave(&mut scene), [2, 3]);
-    scene.pass(Duration::from_secs(3));
-    (4..12).for_each(|seq| scene.commit(&[(seq, "r")]));
-    assert!(!scene.relay.wants_wal());
-    assert_eq!(leave(&mut scene), (4..12).collect::<Vec<_>>());
-    record(&mut scene);
-    assert!(scene.relay.wants_wal());
-    let end = Lsn(scene.lsn + 50);
-    assert_eq!(scene.relay.confirmable(), end, "handed over and recorded");
-    let second = &scene.relay.destinations()[1];
-    assert_eq!((second.lanes().len(), second.waiting().len(), second.counts().handed), (0, 11, 11));
-    // What comes now for its runs waits behind.
-    scene.commit(&[(12, "r"), (13, "other")]);
-    let second = &scene.relay.destinations()[1];
-    assert_eq!((second.lanes().len(), second.waiting().len()), (1, 12));
-}
-
-#[test]
-fn when_nobody_goes_on_wal_holds_the_events() {
-    let mut scene = Scene::new(vec![spec("a", Some(floor("s1", 10))), spec("b", None)]);
-    scene.relay.limits.memory_bytes = 2_000;
-    scene.commit(&[(1, "r"), (2, "s"), (3, "t"), (4, "u")]);
-    scene.pass(Duration::from_secs(3));
-    assert!(scene.poll().is_empty() && !scene.relay.wants_wal());
-    assert!(scene.relay.wake_at().is_some(), "it looks again");
-    assert_eq!((in_lanes(&scene).len(), first(&scene).counts().handed), (4, 0));
-}
-
-#[test]
-fn under_wal_pressure_everything_that_stands_still_is_handed_over() {
-    let mut scene = Scene::new(vec![spec("a", Some(floor("s1", 10))), spec("b", None)]);
-    scene.relay.limits.memory_bytes = 1;
-    scene.commit(&[(1, "r"), (2, "s")]);
-    scene.pass(Duration::from_secs(3));
-    pressure(&mut scene);
-    let drafts = record(&mut scene);
-    assert_eq!(drafts.iter().map(handed).collect::<Vec<_>>(), [[1, 2], [1, 2]]);
-    assert_eq!(scene.relay.confirmable(), Lsn(scene.lsn + 50));
-    assert_eq!(scene.relay.held_bytes(), 0);
-}
-
-#[test]
-fn a_lane_with_something_in_flight_is_not_handed_over() {
-    let mut scene = Scene::flowing(Pipeline::Batch);
-    scene.commit(&[(2, "r"), (3, "s")]);
-    assert_eq!(scene.sent().len(), 2);
-    scene.pass(Duration::from_secs(60));
-    pressure(&mut scene);
-    assert_eq!(in_lanes(&scene), [2, 3]);
-}
-
-/// It holds no WAL, and would come and go as often as it is looked for.
-#[test]
-fn what_the_ledger_has_is_not_handed_over_for_wal() {
-    let mut scene = blocked(&[(2, "r"), (3, "r")]);
-    pressure(&mut scene);
-    assert_eq!(handed(&record(&mut scene)[0]), [2, 3]);
-    scene.pass(Duration::from_secs(60));
-    assert_eq!(load_of(scene.poll()), [2, 3]);
-    loaded(&mut scene, 2, &[(2, "r"), (3, "r")]);
-    let sent = scene.sent();
-    scene.answer(sent[0], refused(None));
-    scene.pass(Duration::from_secs(1));
-    pressure(&mut scene);
-    assert_eq!(in_lanes(&scene), [2, 3]);
 }
 
 #[test]
@@ -364,35 +293,6 @@ fn while_a_gap_is_open_wal_waits_missed_rows_go_ahead_and_old_ones_first() {
     scene.commit(&[(10, "r")]);
     assert_eq!(leave(&mut scene), [9, 8, 10]);
     assert!(first(&scene).waiting().is_over());
-}
-
-/// A receipt would have them behind what waits already.
-#[test]
-fn missed_rows_leave_their_lanes_without_a_receipt() {
-    let mut scene = knows(vec![waiter(2, "r", true)], true);
-    assert_eq!(load_of(scene.poll()), [2]);
-    loaded(&mut scene, 1, &[(2, "r")]);
-    missed(&mut scene, 5, "r");
-    scene.feed(Input::Down(FIRST));
-    scene.pass(Duration::from_secs(60));
-    scene.relay.limits.memory_bytes = 1;
-    scene.relay.destinations[0].moved_at = None;
-    let held = &mut scene.relay.held_bytes;
-    scene.relay.destinations[0].hand_over_idle(scene.now, false, held);
-    assert_eq!(scene.relay.held_bytes(), 0);
-    assert!(
-        first(&scene).waiting().has_old(RunHash::of_run(b"r")),
-        "2 is still older than the gap"
-    );
-    assert!(record(&mut scene).is_empty());
-    assert_eq!(first(&scene).missed(&[2, 5]), [5], "to be found again");
-    // Not by the look that is under way: it may not have seen those that were in the lane.
-    missed(&mut scene, 6, "r");
-    scene.feed(Input::Bridged(FIRST));
-    assert!(in_lanes(&scene).is_empty() && first(&scene).waiting().is_bridging());
-    scene.feed(Input::SweepBegins);
-    missed(&mut scene, 5, "r");
-    assert_eq!(in_lanes(&scene), [5]);
 }
 
 #[test]
