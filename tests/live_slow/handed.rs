@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use outboxd::sandbox::{World, WorldOptions};
+use outboxd::sandbox::verdict::Verdict;
+use outboxd::sandbox::{Mode, Proxy, World, WorldOptions};
+use tokio_postgres::Client;
 
 use crate::support::look::{self, metric, no_slow_run, until};
 use crate::support::{SETTLE, log_tail, options};
@@ -68,14 +70,7 @@ async fn one_is_away(mode: &str) {
     let client = world.postgres.connect().await.unwrap();
     // More than memory holds, in a few transactions.
     let rows = 20_000_i64;
-    let sql = "SELECT outbox.publish(run_id => 'run-' || n % 50, kind => 'k', \
-                 payload => format('{\"id\":\"%s\",\"run\":\"run-%s\",\"n\":%s}', id, n % 50, n)::json, \
-                 id => id) \
-               FROM (SELECT n, gen_random_uuid() AS id FROM generate_series($1::int8, $2::int8) n) r";
-    for part in 0..10 {
-        let (first, last) = (part * rows / 10 + 1, (part + 1) * rows / 10);
-        client.query(sql, &[&first, &last]).await.unwrap();
-    }
+    write_runs(&client, rows).await;
     until("the events", SETTLE, || async {
         let seen = world.messages().await.unwrap().len();
         let all = usize::try_from(rows).unwrap();
@@ -101,17 +96,70 @@ async fn one_is_away(mode: &str) {
     })
     .await;
     let committed = world.committed().await.unwrap();
-    let verdict = outboxd::sandbox::verdict::Verdict::of(
-        &committed,
-        &Default::default(),
-        &archived().await,
-        &[],
-    );
+    let verdict = Verdict::of(&committed, &Default::default(), &archived().await, &[]);
     assert!(verdict.is_ok(), "{verdict}\n{}", log_tail(&world));
     wait_for(&world, "outboxd_destination_up", "archive", 1.0).await;
     if !mode.is_empty() {
         return;
     }
+    no_slow_run(&world).await;
+}
+
+/// `rows` events of 50 runs in ten transactions.
+async fn write_runs(client: &Client, rows: i64) {
+    let sql = "SELECT outbox.publish(run_id => 'run-' || n % 50, kind => 'k', \
+                 payload => format('{\"id\":\"%s\",\"run\":\"run-%s\",\"n\":%s}', id, n % 50, n)::json, \
+                 id => id) \
+               FROM (SELECT n, gen_random_uuid() AS id FROM generate_series($1::int8, $2::int8) n) r";
+    for part in 0..10 {
+        let (first, last) = (part * rows / 10 + 1, (part + 1) * rows / 10);
+        client.query(sql, &[&first, &last]).await.unwrap();
+    }
+}
+
+/// One that is there, behind a thin line: it gets what the line takes, the other one what there is.
+#[tokio::test]
+async fn an_optional_destination_behind_a_thin_line_delays_nobody() {
+    let far = outboxd::sandbox::Nats::start().await.unwrap();
+    let line = Proxy::start(far.port()).await.unwrap();
+    let more = format!(
+        "[destination.archive]\nservers = [\"nats://127.0.0.1:{}\"]\nstream = \"ARCHIVE\"\n\
+         required = false\nmax_in_flight = 100\nsubject = \"archive.{{kind}}\"",
+        line.port()
+    );
+    let relay = "memory = \"4MiB\"".into();
+    let world = World::start(WorldOptions { relay, more, ..options() }).await.unwrap();
+    let client = world.postgres.connect().await.unwrap();
+    write(&client, &["a"], 1, 1).await;
+    world.settle(SETTLE).await.unwrap();
+    line.set(Mode::Narrow(100_000));
+    let rows = 20_000_i64;
+    write_runs(&client, rows).await;
+    let archived = async || {
+        let client = far.connect().await.unwrap();
+        outboxd::sandbox::stream::read(&client, "ARCHIVE", 1).await.unwrap_or_default()
+    };
+    let all = usize::try_from(rows).unwrap() + 1;
+    until("the events", SETTLE, || async {
+        let seen = world.messages().await.unwrap().len();
+        (seen >= all).then_some(()).ok_or_else(|| format!("{seen}\n{}", log_tail(&world)))
+    })
+    .await;
+    let slow = archived().await.len();
+    assert!(slow < all / 2, "{slow} of {all}: the other one went at this pace");
+    let handed = metric(&world, "outboxd_handed_events_total", "archive").await.unwrap();
+    assert!(handed > 1_000.0, "{handed}\n{}", log_tail(&world));
+    line.set(Mode::Pass);
+    until("the archive has all", SETTLE, || async {
+        let seen = archived().await.len();
+        (seen >= all).then_some(()).ok_or_else(|| format!("{seen}\n{}", log_tail(&world)))
+    })
+    .await;
+    let (committed, seen) = (world.committed().await.unwrap(), archived().await);
+    let verdict = Verdict::of(&committed, &Default::default(), &seen, &[]);
+    assert!(verdict.is_ok(), "{verdict}\n{}", log_tail(&world));
+    let verdict = world.judge(&[]).await.unwrap();
+    assert!(verdict.is_ok(), "{verdict}\n{}", log_tail(&world));
     no_slow_run(&world).await;
 }
 
