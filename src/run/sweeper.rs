@@ -6,12 +6,13 @@
 //! saw, as far as it ever will. What the core does not know then was missed. Without a WAL stream
 //! the marker proves only that the rows are durable, and what the core does not know is new.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::event::RunHash;
 use crate::lsn::Lsn;
 use crate::relay::Relay;
+use crate::relay::destination::Destination;
 use crate::relay::machine::Input;
 use crate::relay::outcome::DestinationId;
 use crate::relay::ranges::RangeSet;
@@ -36,6 +37,8 @@ pub const LOOK_LIMIT: usize = 10_000;
 /// Ranges of holes that a destination's progress may have: about 300 KB of text, and a look that looks
 /// each of them up takes half a second.
 const HOLES_MAX: usize = 10_000;
+/// Ranges of rows that are left out because their runs take none, for each destination.
+const PARKED_MAX: usize = 100_000;
 /// Rows read at once.
 const ROWS_AT_ONCE: usize = 1_000;
 
@@ -107,8 +110,6 @@ struct Pass {
     refused: Vec<usize>,
     /// Their destination does not go on: rows for it would only fill memory.
     skipped: Vec<bool>,
-    /// Runs of which a row was refused: nothing of them is taken behind it.
-    left: HashSet<(usize, RunHash)>,
     /// There was no room for all rows.
     cut: bool,
 }
@@ -121,6 +122,35 @@ struct Way {
     saved_at: Option<Instant>,
     /// With a gap: the mark that was taken first in this session.
     bridge_to: Option<i64>,
+    /// Rows that were refused, for each run that takes none at the moment. They are not looked up
+    /// again as long as it takes none, so that they don't hide the rows of others; and nothing of
+    /// the run is taken behind them.
+    parked: HashMap<RunHash, RangeSet>,
+    /// Ranges in all of these.
+    parked_ranges: usize,
+}
+
+impl Way {
+    fn park(&mut self, run: RunHash, seq: i64) {
+        let parked = self.parked.entry(run).or_default();
+        if self.parked_ranges < PARKED_MAX {
+            let before = parked.range_count();
+            parked.insert(seq);
+            self.parked_ranges = (self.parked_ranges + parked.range_count()).saturating_sub(before);
+        }
+    }
+
+    /// Runs that take rows again are looked up again from their first one on.
+    fn unpark(&mut self, destination: &Destination) {
+        self.parked.retain(|run, _| !takes(destination, *run));
+        self.parked_ranges = self.parked.values().map(RangeSet::range_count).sum();
+    }
+}
+
+/// What was handed over before the gap goes first; and a lane that does not go on, or is long, would
+/// only fill memory.
+fn takes(destination: &Destination, run: RunHash) -> bool {
+    !destination.waiting().has_old(run) && destination.lanes().may_grow(run)
 }
 
 /// See the module.
@@ -152,6 +182,8 @@ impl Sweeper {
             progress,
             saved_at: None,
             bridge_to: None,
+            parked: HashMap::new(),
+            parked_ranges: 0,
         };
         let ways = progress.into_iter().map(way).collect();
         Sweeper {
@@ -214,8 +246,14 @@ impl Sweeper {
     fn begin(&mut self, relay: &Relay) -> LookRequest {
         self.passes += 1;
         let token = format!("{}-{}", self.session, self.passes);
-        let held: Vec<RangeSet> =
+        let mut held: Vec<RangeSet> =
             relay.destinations().iter().map(|destination| destination.unrecorded()).collect();
+        for ((destination, way), held) in
+            relay.destinations().iter().zip(&mut self.ways).zip(&mut held)
+        {
+            way.unpark(destination);
+            way.parked.values().for_each(|parked| held.extend(parked.iter()));
+        }
         let ways = self.ways.iter().zip(&held);
         let ways = ways.map(|(way, held)| (way.progress.clone(), held.iter().collect()));
         let request =
@@ -225,7 +263,6 @@ impl Sweeper {
             found: vec![0; held.len()],
             refused: vec![0; held.len()],
             skipped: vec![false; held.len()],
-            left: HashSet::new(),
             looks: Vec::new(),
             cleared: None,
             until: Lsn::ZERO,
@@ -276,13 +313,13 @@ impl Sweeper {
             for destination in reading.remove(&event.seq).unwrap_or_default() {
                 let index = usize::from(destination.0);
                 let run = event.run_hash;
-                let takes = relay.destinations().get(index).is_some_and(|each| {
-                    // What was handed over before the gap goes first; and a lane that does not go
-                    // on, or is long, would only fill memory.
-                    !each.waiting().has_old(run) && each.lanes().may_grow(run)
-                });
-                if !takes || pass.left.contains(&(index, run)) {
-                    pass.left.insert((index, run));
+                let (Some(way), Some(each)) =
+                    (self.ways.get_mut(index), relay.destinations().get(index))
+                else {
+                    continue;
+                };
+                if way.parked.contains_key(&run) || !takes(each, run) {
+                    way.park(run, event.seq);
                     add(&mut pass.refused, index);
                     continue;
                 }
@@ -319,12 +356,14 @@ impl Sweeper {
         for (((destination, id), way), (look, ((found, refused), skipped))) in places.zip(finds) {
             take(&mut way.progress, look, pass.cleared);
             let all = !pass.cut && look.covered_to >= look.to && !skipped;
-            again |= !all && !skipped;
+            // Full of rows that there is no room to remember, the next look would be the same.
+            again |= !all && !skipped && (*found > 0 || way.parked_ranges < PARKED_MAX);
             busy |= *found > 0;
             let bridged_to = way.bridge_to.filter(|to| pass.cleared.is_some_and(|at| at >= *to));
             let is_bridging = destination.waiting().is_bridging();
             if is_bridging && self.streaming {
-                if all && *found == 0 && *refused == 0 && bridged_to.is_some() {
+                let none = *found == 0 && *refused == 0 && way.parked.is_empty();
+                if all && none && bridged_to.is_some() {
                     inputs.push(Input::Bridged(DestinationId(id)));
                 } else {
                     bridging = true;

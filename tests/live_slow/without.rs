@@ -185,3 +185,35 @@ async fn a_slot_that_only_the_operator_makes() {
     judge(&world, 130).await;
     assert!(!world.relay.log().contains("made a new slot"), "{}", log_tail(&world));
 }
+
+/// More rows of a run that waits behind a dead letter than one look takes: the others are found behind
+/// them, and all of it goes in its order when the letter is closed.
+#[tokio::test]
+async fn a_blocked_run_hides_no_other_where_only_the_table_is_relayed() {
+    let (relay, destination) = ("stream = false".into(), "on_dead_letter = \"block-run\"".into());
+    let options = WorldOptions { relay, destination, ..options() };
+    let mut world = World::prepare(options).await.unwrap();
+    world.start_relay().await.unwrap();
+    let client = world.postgres.connect().await.unwrap();
+    let poison = "SELECT outbox.publish('blocked', 'bad', '{}', headers => '{\"Status\": \"1\"}')";
+    client.batch_execute(poison).await.unwrap();
+    until("the letter", SETTLE, || async {
+        let sql = "SELECT count(*) FROM outbox.dead_letter";
+        let letters: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
+        (letters == 1).then_some(()).ok_or_else(|| log_tail(&world))
+    })
+    .await;
+    let many = "SELECT outbox.publish('blocked', 'k', id => id, \
+                  payload => format('{\"id\":\"%s\",\"run\":\"blocked\",\"n\":%s}', id, n)::json) \
+                FROM (SELECT n, gen_random_uuid() AS id FROM generate_series(1, 25000) n) r";
+    client.query(many, &[]).await.unwrap();
+    write(&client, &["a", "b"], 1, 5).await;
+    arrived(&world, 10).await;
+    assert_eq!(world.messages().await.unwrap().len(), 10);
+    let discard = ["dead-letters", "discard", "--all", "--why", "a test"];
+    world.relay.run(&discard).await.unwrap();
+    arrived(&world, 25_010).await;
+    client.batch_execute("DELETE FROM outbox.event WHERE kind = 'bad'").await.unwrap();
+    let verdict = world.judge(&[]).await.unwrap();
+    assert!(verdict.is_ok(), "{verdict}\n{}", log_tail(&world));
+}
