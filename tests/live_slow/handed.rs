@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use outboxd::sandbox::verdict::Verdict;
 use outboxd::sandbox::{Mode, Proxy, World, WorldOptions};
-use tokio_postgres::Client;
 
 use crate::support::look::{self, metric, no_slow_run, until};
 use crate::support::{SETTLE, log_tail, options};
-use crate::{judge, wait_for, write};
+use crate::{judge, wait_for, write, write_many};
 
 /// NATS is away, and its events would hold back more WAL than they may: the slot goes on, and
 /// everything arrives in commit order afterwards.
@@ -70,7 +69,9 @@ async fn one_is_away(mode: &str) {
     let client = world.postgres.connect().await.unwrap();
     // More than memory holds, in a few transactions.
     let rows = 20_000_i64;
-    write_runs(&client, rows).await;
+    for part in 0..10 {
+        write_many(&client, part * rows / 10 + 1, (part + 1) * rows / 10).await;
+    }
     until("the events", SETTLE, || async {
         let seen = world.messages().await.unwrap().len();
         let all = usize::try_from(rows).unwrap();
@@ -105,18 +106,6 @@ async fn one_is_away(mode: &str) {
     no_slow_run(&world).await;
 }
 
-/// `rows` events of 50 runs in ten transactions.
-async fn write_runs(client: &Client, rows: i64) {
-    let sql = "SELECT outbox.publish(run_id => 'run-' || n % 50, kind => 'k', \
-                 payload => format('{\"id\":\"%s\",\"run\":\"run-%s\",\"n\":%s}', id, n % 50, n)::json, \
-                 id => id) \
-               FROM (SELECT n, gen_random_uuid() AS id FROM generate_series($1::int8, $2::int8) n) r";
-    for part in 0..10 {
-        let (first, last) = (part * rows / 10 + 1, (part + 1) * rows / 10);
-        client.query(sql, &[&first, &last]).await.unwrap();
-    }
-}
-
 /// One that is there, behind a thin line: it gets what the line takes, the other one what there is.
 #[tokio::test]
 async fn an_optional_destination_behind_a_thin_line_delays_nobody() {
@@ -134,7 +123,9 @@ async fn an_optional_destination_behind_a_thin_line_delays_nobody() {
     world.settle(SETTLE).await.unwrap();
     line.set(Mode::Narrow(100_000));
     let rows = 20_000_i64;
-    write_runs(&client, rows).await;
+    for part in 0..10 {
+        write_many(&client, part * rows / 10 + 1, (part + 1) * rows / 10).await;
+    }
     let archived = async || {
         let client = far.connect().await.unwrap();
         outboxd::sandbox::stream::read(&client, "ARCHIVE", 1).await.unwrap_or_default()

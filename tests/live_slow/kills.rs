@@ -128,6 +128,11 @@ async fn killed_and_the_handed_receipt_commits_afterwards() {
 async fn killed_between_the_handed_receipt_and_the_position() {
     let (mut world, client) = without_nats().await;
     write(&client, &RUNS, 11, 100).await;
+    until("the relay has read them", SETTLE, || async {
+        let read = metric(&world, "outboxd_events_total", "stage=\"read\"").await;
+        (read >= Some(330.0)).then_some(()).ok_or_else(|| format!("{read:?}"))
+    })
+    .await;
     let written = look::wal_end(&client).await;
     let walsender = sessions(&client).await.pop().unwrap();
     assert_eq!(walsender.kind, "walsender");

@@ -116,8 +116,11 @@ async fn streams_that_forget_what_is_consumed_are_published_to() {
         let nats = Nats::start().await.unwrap();
         let client = nats.connect().await.unwrap();
         let context = async_nats::jetstream::new(client.clone());
-        let stream = json!({ "name": "EVENTS", "subjects": ["events.>"], "retention": word,
-            "storage": "file", "allow_batched": true });
+        let mut stream = json!({ "name": "EVENTS", "subjects": ["events.>"], "retention": word,
+            "storage": "file" });
+        if crate::batches::known_to(&client) {
+            stream["allow_batched"] = true.into();
+        }
         let created = client.request("$JS.API.STREAM.CREATE.EVENTS", stream.to_string().into());
         let answer: Value = serde_json::from_slice(&created.await.unwrap().payload).unwrap();
         assert_eq!(answer["error"], Value::Null);
