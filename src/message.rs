@@ -36,6 +36,8 @@ pub struct Envelope {
     /// The destination's name when it shares its stream with another one: it becomes the end of
     /// the message id, since the dedupe window is per stream and would swallow the second copy.
     pub id_suffix: Option<String>,
+    /// The replay that sends it: the message says so, in a header and at the end of its id.
+    pub replay: Option<String>,
 }
 
 impl Envelope {
@@ -47,6 +49,7 @@ impl Envelope {
             stream: destination.stream.clone(),
             template: destination.subject.clone(),
             id_suffix: destination.shares_stream.then(|| destination.name.clone()),
+            replay: None,
         }
     }
 }

@@ -278,6 +278,7 @@ async fn messages(world: &World, but: &HashSet<uuid::Uuid>) -> Vec<Message> {
         stream: STREAM.to_owned(),
         template: Template::parse("events.{kind}").unwrap(),
         id_suffix: None,
+        replay: None,
     };
     let client = world.postgres.connect().await.unwrap();
     let sql = "SELECT seq, id, run_id, kind, payload::text, \

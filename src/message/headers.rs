@@ -11,7 +11,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::Envelope;
-use super::identity::{GENERATION, LSN, REDRIVEN, RELAY, SEQ, message_id};
+use super::identity::{GENERATION, LSN, REDRIVEN, RELAY, REPLAY, SEQ, message_id};
 use crate::event::{Event, Fault, Reason};
 
 /// Largest header block: the server keeps its length in 16 bits and refuses longer ones (10097).
@@ -60,6 +60,9 @@ impl Block {
         }
         if event.payload.is_none() {
             self.own(HeaderName::from_static("Outbox-Tombstone"), "true", "")?;
+        }
+        if let Some(job) = &envelope.replay {
+            self.own(HeaderName::from_static(REPLAY), job, "")?;
         }
         Ok(())
     }

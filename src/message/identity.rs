@@ -16,7 +16,7 @@ pub(super) const LSN: &str = "Outbox-Lsn";
 /// Number of the dead letter that the message was sent from.
 pub(super) const REDRIVEN: &str = "Outbox-Redriven";
 /// Names the replay job; such a copy counts for its own job only.
-const REPLAY: &str = "Outbox-Replay";
+pub(super) const REPLAY: &str = "Outbox-Replay";
 
 /// The message id of an event.
 pub fn message_id(id: &EventId, envelope: &Envelope) -> Result<String, Fault> {
@@ -36,21 +36,32 @@ pub fn message_id(id: &EventId, envelope: &Envelope) -> Result<String, Fault> {
         text.push(':');
         text.push_str(suffix);
     }
+    // A purge keeps the ids of what it removes: within the window the event's own id would be
+    // swallowed as a duplicate of a message that is gone.
+    if let Some(job) = &envelope.replay {
+        text.push_str(":replay:");
+        text.push_str(job);
+    }
     Ok(text)
 }
 
-/// The event that a stored message came from, if it is one of this relay's and this destination's
-/// and not a replay's copy. An id of digits is taken for an integer: compare ids by their text.
+/// The event that a stored message came from, if it is one of this relay's and this destination's;
+/// for a replay one of its own copies, and otherwise no replay's. An id of digits is taken for an
+/// integer: compare ids by their text.
 pub fn parse_identity(headers: &HeaderMap, envelope: &Envelope, stream_seq: u64) -> Option<Found> {
     let text = |name| headers.get(HeaderName::from_static(name)).map(|value| value.as_str());
-    if text(RELAY)? != envelope.relay || text(REPLAY).is_some() {
+    if text(RELAY)? != envelope.relay || text(REPLAY) != envelope.replay.as_deref() {
         return None;
     }
     let generation: i32 = text(GENERATION)?.parse().ok()?;
     let message_id = headers.get(async_nats::header::NATS_MESSAGE_ID)?.as_str();
-    let id = match &envelope.id_suffix {
-        Some(suffix) => message_id.strip_suffix(suffix.as_str())?.strip_suffix(':')?,
+    let id = match &envelope.replay {
+        Some(job) => message_id.strip_suffix(job.as_str())?.strip_suffix(":replay:")?,
         None => message_id,
+    };
+    let id = match &envelope.id_suffix {
+        Some(suffix) => id.strip_suffix(suffix.as_str())?.strip_suffix(':')?,
+        None => id,
     };
     Some(Found {
         seq: text(SEQ)?.parse().ok()?,

@@ -30,6 +30,7 @@ fn envelope(template: &str) -> Envelope {
         stream: "EVENTS".into(),
         template: Template::parse(template).unwrap(),
         id_suffix: None,
+        replay: None,
     }
 }
 
@@ -191,10 +192,29 @@ fn only_our_own_originals_are_recognised() {
     let theirs = encode(&event("a"), &other_destination).unwrap();
     assert_eq!(parse_identity(&theirs.headers, &ours, 9), None);
 
-    let mut replayed = message.headers.clone();
-    replayed.insert("Outbox-Replay", "job-1");
-    assert_eq!(parse_identity(&replayed, &ours, 9), None);
     assert_eq!(parse_identity(&HeaderMap::new(), &ours, 9), None);
+}
+
+/// Resume of the relay must not take a copy for the event's message, which may be lost; a replay
+/// that goes on must find its own copies and no others.
+#[test]
+fn a_replay_recognises_its_own_copies_and_nobody_else_does() {
+    for id_suffix in [None, Some("audit".to_owned())] {
+        let relay = Envelope { id_suffix, ..envelope("events.{kind}") };
+        let job = |name: &str| Envelope { replay: Some(name.to_owned()), ..relay.clone() };
+        let original = encode(&event("a"), &relay).unwrap();
+        let copy = encode(&event("a"), &job("job-1")).unwrap();
+        assert_eq!(copy.id(), format!("{}:replay:job-1", original.id()));
+        assert_eq!(header(&copy, "Outbox-Replay"), Some("job-1"));
+        assert_eq!(header(&original, "Outbox-Replay"), None);
+        assert_eq!((&copy.subject, &copy.payload), (&original.subject, &original.payload));
+
+        let found = parse_identity(&copy.headers, &job("job-1"), 9).unwrap();
+        assert_eq!((found.seq, found.id), (7, event("a").id));
+        assert_eq!(parse_identity(&copy.headers, &relay, 9), None);
+        assert_eq!(parse_identity(&copy.headers, &job("job-2"), 9), None);
+        assert_eq!(parse_identity(&original.headers, &job("job-1"), 9), None);
+    }
 }
 
 #[test]

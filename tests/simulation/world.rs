@@ -433,6 +433,7 @@ impl Site {
             stream: "EVENTS".to_owned(),
             template: Template::parse("events.{kind}").expect("a template"),
             id_suffix: None,
+            replay: None,
         };
         let kinds = dice.pick(&[&[][..], &["order.*"][..], &["stock.moved"][..]]);
         let window = dice.pick(&[2 * SECOND, 10 * SECOND, 120 * SECOND]);

@@ -45,6 +45,7 @@ pub(crate) fn spec(name: &str, floor: Option<Floor>) -> DestinationSpec {
             stream: "EVENTS".to_owned(),
             template: Template::parse("events.{kind}").unwrap(),
             id_suffix: None,
+            replay: None,
         },
         max_in_flight: 100,
         recorded: RangeSet::default(),
