@@ -228,4 +228,40 @@ COMMENT ON COLUMN outbox.dead_letter.state IS
 COMMENT ON COLUMN outbox.dead_letter.history IS
     'Every state that the letter was in, oldest first: at, state, by, why.';
 
+-- Replays: what is asked for, and how far it is. A row is written when the replay begins and with
+-- each step of it, so that one that was killed goes on where it was.
+CREATE TABLE outbox.replay (
+    relay            text           NOT NULL,
+    job              text           NOT NULL,
+    destination      text           NOT NULL,
+    selection        jsonb          NOT NULL,
+    seqs             int8multirange NOT NULL,
+    done             int8multirange NOT NULL DEFAULT '{}',
+    in_commit_order  boolean        NOT NULL,
+    planned          bigint         NOT NULL,
+    stored           bigint         NOT NULL DEFAULT 0,
+    duplicates       bigint         NOT NULL DEFAULT 0,
+    refused          bigint         NOT NULL DEFAULT 0,
+    gone             bigint         NOT NULL DEFAULT 0,
+    stream_created   text           NOT NULL DEFAULT '',
+    stream_seq       bigint         NOT NULL DEFAULT 0,
+    floor_seq        bigint         NOT NULL DEFAULT 0,
+    created_at       timestamptz    NOT NULL DEFAULT now(),
+    updated_at       timestamptz    NOT NULL DEFAULT now(),
+    finished_at      timestamptz,
+    PRIMARY KEY (relay, job)
+);
+COMMENT ON TABLE outbox.replay IS
+    'Events that are published once more on demand, one row for each job of outboxd replay.';
+COMMENT ON COLUMN outbox.replay.seqs IS
+    'Numbers that the receipts gave when the job began; the selection narrows them down. Empty when done.';
+COMMENT ON COLUMN outbox.replay.done IS
+    'Numbers that need not be looked at any more: sent, refused, gone, or not selected.';
+COMMENT ON COLUMN outbox.replay.in_commit_order IS
+    'By the times of the commits, which the server kept; otherwise by number.';
+COMMENT ON COLUMN outbox.replay.duplicates IS
+    'Acknowledged as duplicates: the stream did not grow by these.';
+COMMENT ON COLUMN outbox.replay.floor_seq IS
+    'No message of this job in the stream at or below this sequence has an unknown outcome.';
+
 INSERT INTO outbox.schema_version (version) VALUES (1);

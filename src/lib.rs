@@ -33,7 +33,7 @@
 //!
 //! Nouns: [`lsn`], [`event`], [`message`], [`error`], [`config`]. Pure: [`decode`], [`relay`].
 //! I/O: [`wal`] (PostgreSQL's WAL), [`publish`] (NATS), [`store`] (SQL), [`admin`] (HTTP).
-//! Joints: [`mod@run`], [`upkeep`], [`commands`], [`cli`]. [`sandbox`] starts throw-away servers for the demo and
+//! Joints: [`mod@run`], [`replay`], [`upkeep`], [`commands`], [`cli`]. [`sandbox`] starts throw-away servers for the demo and
 //! the tests.
 //!
 //! # As a library
@@ -53,6 +53,7 @@ pub mod lsn;
 pub mod message;
 pub mod publish;
 pub mod relay;
+pub mod replay;
 pub mod run;
 pub mod sandbox;
 pub mod store;

@@ -107,7 +107,15 @@ const WALLS: &[Wall] = &[
         reason: "admin/ answers from memory, also while both servers hang",
     },
     Wall {
-        of: &["src/wal", "src/publish", "src/store", "src/decode", "src/relay", "src/run"],
+        of: &[
+            "src/wal",
+            "src/publish",
+            "src/store",
+            "src/decode",
+            "src/relay",
+            "src/run",
+            "src/replay",
+        ],
         never: &["crate::commands", "crate::cli", "crate::sandbox"],
         but: &[],
         reason: "the relay is a library: it knows no command line and no throw-away server",

@@ -15,6 +15,7 @@ use crate::store::dead_letters::desk::{self, Found, Letter, State};
 use crate::store::settle;
 use crate::wal::{Control, connect_control};
 use select::Select;
+pub(super) use select::when;
 
 /// Which.
 #[derive(Debug, clap::Subcommand)]

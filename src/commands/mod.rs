@@ -10,6 +10,7 @@ pub mod demo;
 pub mod erase;
 pub mod init;
 pub mod prune;
+pub mod replay;
 pub mod run;
 pub mod schema;
 pub mod status;
@@ -100,7 +101,7 @@ impl Stopped {
 /// where it stands when `stop` comes.
 pub async fn run(cli: Cli, stop: CancellationToken) -> Result<(), Stopped> {
     let places = cli.places();
-    let goes_on = matches!(cli.command, Command::Run(_) | Command::Demo(_));
+    let goes_on = matches!(cli.command, Command::Run(_) | Command::Demo(_) | Command::Replay(_));
     let short = async {
         match cli.command {
             Command::Run(args) => run::run(&args, &places, stop.clone()).await,
@@ -114,6 +115,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<(), Stopped> {
             Command::Check(args) => check::run(&args, &places.load()?.config).await,
             Command::Status(args) => status::run(&args, &places).await,
             Command::Sweep(args) => sweep::run(&args, &places.load()?.config).await,
+            Command::Replay(args) => replay::run(&args, &places.load()?.config, &stop).await,
             Command::Prune(args) => prune::run(&args, &places.load()?.config).await,
             Command::Erase(args) => erase::run(&args, &places.load()?.config).await,
             Command::DeadLetters(command) => {

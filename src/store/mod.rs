@@ -21,6 +21,7 @@ pub mod ledger;
 pub mod lock;
 pub mod mark;
 pub mod publication;
+pub mod replay;
 pub mod retention;
 pub mod rows;
 pub mod rules;

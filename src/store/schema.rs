@@ -130,7 +130,7 @@ DROP FUNCTION IF EXISTS outbox.publish, outbox.maintain, outbox.prune_rows, outb
                         outbox.span, outbox.settled, outbox.undecided, outbox.waiting, outbox.column_of, \
                         outbox.quoted, outbox.open_gap;
 DROP TABLE IF EXISTS outbox.receipt, outbox.dead_letter, outbox.destination, outbox.relay, \
-                     outbox.event, outbox.schema_version;
+                     outbox.replay, outbox.event, outbox.schema_version;
 DROP SCHEMA IF EXISTS outbox;
 ";
 
@@ -179,7 +179,7 @@ pub fn relay_rights(table: &QualifiedName, removes_rows: bool) -> Vec<NeededRigh
     let ledger = ["SELECT", "INSERT", "UPDATE", "DELETE"];
     rights.extend(of("table", "outbox", Some("receipt"), &ledger));
     rights.extend(of("function", "outbox", Some("maintain"), &["EXECUTE"]));
-    for name in ["relay", "destination", "dead_letter"] {
+    for name in ["relay", "destination", "dead_letter", "replay"] {
         rights.extend(of("table", "outbox", Some(name), &["SELECT", "INSERT", "UPDATE"]));
     }
     rights.extend(of("table", "outbox", Some("dead_letter"), &["DELETE"]));

@@ -201,7 +201,7 @@ const WHERE: &str = "\
             now() - $11::int8 * interval '1 microsecond'), true)";
 
 /// A pattern with `*` as LIKE has it.
-pub(super) fn like(pattern: &str) -> String {
+pub(in crate::store) fn like(pattern: &str) -> String {
     let mut like = String::with_capacity(pattern.len());
     for char in pattern.chars() {
         match char {
