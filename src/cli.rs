@@ -76,6 +76,8 @@ pub enum Command {
     Status(commands::status::Args),
     /// Look through the table for rows that were missed, and have the relay send them.
     Sweep(commands::sweep::Args),
+    /// Follow one event from its commit to the stream's consumers.
+    Trace(commands::trace::Args),
     /// Publish retained events once more, for a stream that has lost them.
     Replay(commands::replay::Args),
     /// Remove what is settled and old enough, and make partitions ahead, now.

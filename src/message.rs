@@ -12,7 +12,7 @@ mod identity;
 mod template;
 
 pub use headers::MAX_HEADER_BYTES;
-pub use identity::{message_id, parse_identity};
+pub use identity::{message_id, parse_identity, replay_of};
 pub use template::{MAX_SUBJECT_BYTES, Template, TemplateError, unescape};
 
 use async_nats::{HeaderMap, Subject};

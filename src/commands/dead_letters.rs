@@ -9,7 +9,7 @@ mod show;
 use serde::Serialize;
 use std::fmt::Write as _;
 
-use super::{Stopped, say};
+use super::{Stopped, plain, say};
 use crate::config::Config;
 use crate::store::dead_letters::desk::{self, Found, Letter, State};
 use crate::store::settle;
@@ -133,12 +133,6 @@ fn event(letter: &Letter) -> String {
 
 fn is_open(state: State) -> bool {
     matches!(state, State::Buried | State::Redriving)
-}
-
-/// Nothing in it moves the cursor or breaks the line.
-fn plain(text: &str) -> String {
-    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
-    text.chars().map(escape).collect()
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ pub mod run;
 pub mod schema;
 pub mod status;
 pub mod sweep;
+pub mod trace;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -116,6 +117,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<(), Stopped> {
             Command::Status(args) => status::run(&args, &places).await,
             Command::Sweep(args) => sweep::run(&args, &places.load()?.config).await,
             Command::Replay(args) => replay::run(&args, &places.load()?.config, &stop).await,
+            Command::Trace(args) => trace::run(&args, &places.load()?.config).await,
             Command::Prune(args) => prune::run(&args, &places.load()?.config).await,
             Command::Erase(args) => erase::run(&args, &places.load()?.config).await,
             Command::DeadLetters(command) => {
@@ -131,6 +133,19 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<(), Stopped> {
         ended = short => ended,
         () = stop.cancelled(), if !goes_on => Err(Stopped::Interrupted),
     }
+}
+
+/// A text in which nothing moves the cursor or breaks the line.
+fn plain(text: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+    text.chars().map(escape).collect()
+}
+
+/// Says on standard error why not, and what to do.
+fn refuse(what: &str, next: &str) -> Stopped {
+    // Nobody reads: the exit code is what is left to say.
+    drop(writeln!(io::stderr(), "error: {what}\nnext: {next}"));
+    Stopped::Refused
 }
 
 /// Prints to standard output.

@@ -4,13 +4,11 @@
 mod plan;
 mod tell;
 
-use std::io::Write as _;
-
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 
 use super::dead_letters::when;
-use super::{Stopped, say};
+use super::{Stopped, refuse, say};
 use crate::config::{Config, DestinationConfig};
 use crate::lsn::Lsn;
 use crate::replay::{End, Rate, Replayer};
@@ -108,13 +106,6 @@ fn job_name(text: &str) -> Result<String, String> {
         true => Ok(text.to_owned()),
         false => Err(format!("has to be 1 to {LONGEST} letters, digits, `-`, `_` or `.`")),
     }
-}
-
-/// Says why not, and what to do.
-fn refuse(what: &str, next: &str) -> Stopped {
-    // Nobody reads: the exit code is what is left to say.
-    drop(writeln!(std::io::stderr(), "error: {what}\nnext: {next}"));
-    Stopped::Refused
 }
 
 /// Runs it.

@@ -73,6 +73,11 @@ pub fn parse_identity(headers: &HeaderMap, envelope: &Envelope, stream_seq: u64)
     })
 }
 
+/// The replay that sent a message, if one did.
+pub fn replay_of(headers: &HeaderMap) -> Option<String> {
+    headers.get(HeaderName::from_static(REPLAY)).map(|job| job.as_str().to_owned())
+}
+
 fn event_id(text: &str, relay: &str, generation: i32) -> Option<EventId> {
     if let Some(own) = text.strip_prefix(&format!("{relay}:{generation}:")) {
         let number = own.parse::<i64>().ok().filter(|number| number.to_string() == own);

@@ -7,6 +7,7 @@ mod batch;
 mod connect;
 mod facts;
 mod login;
+pub mod look;
 mod outcome;
 mod per_run;
 pub mod rehearsal;

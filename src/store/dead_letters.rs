@@ -38,7 +38,7 @@ pub struct DeadLetter {
 pub(super) const CHANNEL: &str = "outboxd_dead_letters";
 
 /// A time as RFC 3339 has it, in UTC, whatever the session's settings are.
-pub(super) const TIME: &str =
+pub(in crate::store) const TIME: &str =
     "to_char($time AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')";
 
 pub(super) const BURY: &str = "\

@@ -30,6 +30,7 @@ pub mod shape;
 pub mod slot;
 pub mod sql;
 pub mod sweep;
+pub mod trace;
 pub mod unrecorded;
 pub mod waiting;
 

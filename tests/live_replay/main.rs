@@ -10,3 +10,4 @@ mod beside;
 mod jobs;
 mod loss;
 mod place;
+mod trace;

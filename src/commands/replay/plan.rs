@@ -2,8 +2,8 @@
 
 use tokio_postgres::Client;
 
-use super::{Args, refuse};
-use crate::commands::Stopped;
+use super::Args;
+use crate::commands::{Stopped, refuse};
 use crate::config::{Config, DestinationConfig};
 use crate::lsn::Lsn;
 use crate::relay::ranges::RangeSet;

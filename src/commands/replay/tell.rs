@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use crate::commands::Stopped;
+use crate::commands::{Stopped, plain};
 use crate::config::{Config, DestinationConfig};
 use crate::replay::{End, Progress, Rate};
 use crate::store::replay::select::Selection;
@@ -220,10 +220,4 @@ impl Report {
         }
         text
     }
-}
-
-/// Nothing in it moves the cursor or breaks the line.
-fn plain(text: &str) -> String {
-    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
-    text.chars().map(escape).collect()
 }
