@@ -7,6 +7,7 @@
 mod support;
 
 mod beside;
+mod consumer;
 mod jobs;
 mod loss;
 mod place;

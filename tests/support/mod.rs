@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub mod batches;
+pub mod consumer;
 pub mod look;
 pub mod told;
 
