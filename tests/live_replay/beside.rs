@@ -1,10 +1,10 @@
 //! Beside live traffic: events are not delayed, nothing is confused, the limit is kept.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use outboxd::sandbox::Workload;
-use outboxd::sandbox::verdict::Verdict;
+use outboxd::sandbox::verdict::{Seen, Verdict};
 
 use crate::place::{Place, number};
 use crate::support::{SETTLE, workload};
@@ -49,6 +49,10 @@ async fn beside_live_traffic_the_limit_holds_and_nothing_is_confused() {
     assert!(verdict.is_ok(), "{verdict}");
     let verdict = Verdict::of(&place.since(old.len()).await, &HashSet::new(), &live, &[]);
     assert!(verdict.is_ok(), "{verdict}");
+    let mut waits = waits(&place, &live).await;
+    waits.sort_unstable();
+    let at = |percent: usize| waits.get(waits.len() * percent / 100).copied().unwrap_or_default();
+    println!("live events, from commit to stream: p50 {:?}, p99 {:?}", at(50), at(99));
     // Any second has no more than it may have, and a timer's lateness.
     let times: Vec<i128> = copies.iter().map(|seen| seen.stored_at).collect();
     let second = i128::try_from(Duration::from_secs(1).as_nanos()).unwrap();
@@ -58,4 +62,18 @@ async fn beside_live_traffic_the_limit_holds_and_nothing_is_confused() {
     let most = most.max().unwrap();
     println!("at most {most} copies in a second");
     assert!(most <= usize::try_from(RATE + RATE / 4).unwrap(), "{most} in a second");
+}
+
+/// From the commit to the stream, of live events.
+async fn waits(place: &Place, live: &[Seen]) -> Vec<Duration> {
+    let sql = "SELECT id, (extract(epoch FROM pg_xact_commit_timestamp(xmin)) * 1000000)::bigint \
+               FROM outbox.event";
+    let rows = place.client.query(sql, &[]).await.unwrap();
+    let committed: HashMap<uuid::Uuid, i64> =
+        rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let wait = |seen: &Seen| {
+        let committed = i128::from(*committed.get(&seen.event.as_ref()?.id)?) * 1_000;
+        u64::try_from(seen.stored_at - committed).ok().map(Duration::from_nanos)
+    };
+    live.iter().filter_map(wait).collect()
 }
