@@ -83,6 +83,7 @@ CREATE TABLE outbox.relay (
     columns            jsonb       NOT NULL DEFAULT '{}',
     system_identifier  text        NOT NULL,
     timeline           bigint      NOT NULL,
+    slot_ceiling       pg_lsn,
     created_at         timestamptz NOT NULL DEFAULT now(),
     updated_at         timestamptz NOT NULL DEFAULT now()
 );
@@ -90,6 +91,8 @@ COMMENT ON TABLE outbox.relay IS
     'Which history a relay''s ledger belongs to: the outbox table and the cluster it was written in.';
 COMMENT ON COLUMN outbox.relay.columns IS
     'Names of the table''s columns, by use; those of outbox.event where none is given.';
+COMMENT ON COLUMN outbox.relay.slot_ceiling IS
+    'The relay never confirmed its slot above this: one that is above was moved by somebody else.';
 COMMENT ON COLUMN outbox.relay.generation IS
     'Goes up when the history of the database was replaced (restore to an older point).';
 

@@ -100,7 +100,13 @@ kinds! {
         "make the table fit: `outboxd check` lists what differs";
     /// The ledger was written in another cluster.
     OtherCluster "other-cluster" Setup
-        "point [source] url at the cluster in which the ledger was written. A copy of it (pg_upgrade, dump and restore) has other WAL positions, and this version can't go on from the ledger there: a relay with another [relay] name starts anew, from its own slot";
+        "start `outboxd run`: it compares the ledger with the outbox that it finds, and where they fit together (pg_upgrade, dump and restore) goes on with a gap. Where this is the wrong cluster, correct [source] url first";
+    /// The ledger is of a later history than the outbox, which was restored without it.
+    LedgerAhead "ledger-ahead" Setup
+        "restore the whole schema `outbox` from one backup: what the ledger calls published are other events than those that now get their numbers";
+    /// Receipts are missing: the outbox is there without its ledger, or with an older one.
+    LedgerShort "ledger-short" Setup
+        "restore the whole schema `outbox` from one backup: without its receipts the relay would publish again what was published";
     /// 42501.
     Privilege "privilege" Setup
         "apply the grants of `outboxd schema --grants --role ROLE`; for slot and replication also ALTER ROLE … REPLICATION";

@@ -180,6 +180,12 @@ fn the_documentation_of_keys_is_in_step() {
     in_step("docs/configuration.md", marks, &outboxd::config::reference::markdown());
 }
 
+#[test]
+fn the_documentation_of_the_plan_is_in_step() {
+    let marks = ("<!-- plan: begin -->", "<!-- plan: end -->");
+    in_step("docs/how-it-works.md", marks, outboxd::run::plan::table().trim_end());
+}
+
 /// What an entry of a table means is said once, where it is declared.
 fn meaning(table: &str, code: &str) -> String {
     let code = format!(" \"{code}\" ");

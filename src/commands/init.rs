@@ -304,6 +304,7 @@ impl Steps<'_> {
         }
         if self.begin(&object, ", when the transactions that are open now have ended")? {
             let lsn = slot::create(self.client, name, !self.args.no_failover).await?;
+            identity::set_ceiling(self.client, &self.config.relay.name, lsn).await?;
             say(&format!("{:<11}{object} streams from {lsn}", ""))?;
         }
         Ok(())

@@ -10,9 +10,11 @@ use crate::config::Config;
 use crate::error::{Failure, Kind};
 use crate::lsn::Lsn;
 use crate::run::clock;
-use crate::run::plan::{Found, Make, Plan, plan};
+use crate::run::plan::{Cluster, Found, Make, Plan, plan};
 use crate::run::session::Ended;
 use crate::run::work::Done;
+use crate::store::history::Continuity;
+use crate::store::identity;
 use crate::store::slot::{self, Slot, SlotState};
 use crate::wal::{self, Identity};
 
@@ -103,21 +105,37 @@ impl Caretaker {
     /// What a look found; how the session is to end, if it may for a better one.
     pub fn seen(&self, plan: &Plan) -> Option<Ended> {
         match plan {
-            Plan::Stream(_) => Some(Ended::Again(None)),
+            Plan::Stream(_) | Plan::Gap { .. } => Some(Ended::Again(None)),
             Plan::Table { make: Some(_), why } if !self.making => {
                 Some(Ended::Again(why.as_ref().map(|why| why.kind)))
             }
-            Plan::Table { .. } | Plan::Fail(_) => None,
+            Plan::Table { .. } | Plan::Wait(_) | Plan::Refuse(_) => None,
         }
     }
 }
+
+/// What is known of the time before the session.
+#[derive(Debug, Clone)]
+pub struct Past {
+    /// The cluster, beside the ledger's.
+    pub cluster: Cluster,
+    /// The ledger, beside the outbox.
+    pub ledger: Continuity,
+    /// The relay never confirmed the slot above this.
+    pub ceiling: Option<Lsn>,
+}
+
+/// It was looked at when the session began.
+const KNOWN: Past = Past { cluster: Cluster::Same, ledger: Continuity::Fits, ceiling: None };
 
 /// Looks at the slot and what is around it, and plans.
 pub async fn look(
     client: &Client,
     config: &Config,
+    past: Option<Past>,
     last_failure: Option<Kind>,
 ) -> Result<Plan, Failure> {
+    let Past { cluster, ledger, ceiling } = past.unwrap_or(KNOWN);
     let source = &config.source;
     let slot = slot::find(client, &source.slot).await?;
     let pid = match &slot {
@@ -131,8 +149,11 @@ pub async fn look(
     Ok(plan(Found {
         no_stream: !config.relay.stream,
         wal_level: around.wal_level,
+        cluster,
+        ledger,
         slot,
         name: source.slot.clone(),
+        ceiling,
         stranger: around.stranger,
         may_make: config.relay.auto_recreate,
         publication: around.publication,
@@ -148,5 +169,8 @@ async fn made(config: &Config, identity: &Identity, make: Make) -> Result<Lsn, F
     if make == Make::Anew {
         slot::drop(&control.client, name).await?;
     }
-    slot::create(&control.client, name, true).await
+    let from = slot::create(&control.client, name, true).await?;
+    // The gap is on record; what stands above this now was moved by somebody else.
+    identity::set_ceiling(&control.client, &config.relay.name, from).await?;
+    Ok(from)
 }

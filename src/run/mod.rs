@@ -4,9 +4,10 @@
 //! the paired connections; `pump` is the only place where PostgreSQL, the core and NATS meet.
 
 mod caretaker;
+mod ceiling;
 pub mod clock;
 mod letters;
-mod plan;
+pub mod plan;
 mod pump;
 mod reporting;
 mod session;

@@ -21,6 +21,7 @@ use crate::relay::machine::{ProtocolViolation, Verified};
 use crate::relay::outcome::{DestinationId, Resumed};
 use crate::relay::{Action, Input, Relay};
 use crate::run::caretaker::{self, Caretaker};
+use crate::run::ceiling::Ceiling;
 use crate::run::reporting::Reporter;
 use crate::run::session::Ended;
 use crate::run::sweeper::{Ask, Sweeper};
@@ -51,6 +52,8 @@ pub struct Pump<'a> {
     pub sweeper: Sweeper,
     /// Sees to a slot while there is no WAL.
     pub caretaker: Option<Caretaker>,
+    /// How far the slot may be confirmed.
+    pub ceiling: Ceiling,
     /// Jobs that may wait for others' transactions: they say nothing of the connection.
     pub patient: usize,
     pub letters: letters::Clock,
@@ -82,9 +85,7 @@ impl Pump<'_> {
                 self.see_to_the_slot(&mut jobs);
             }
             self.act(&mut jobs, &mut ships);
-            if let Some(wal) = &self.wal {
-                wal.confirm(self.relay.confirmable());
-            }
+            self.confirm(&mut jobs);
             self.reporter.turn(self.relay, clock::now());
             // A statement under way answers for the connection; one that waits for a synchronous
             // standby must not look like a dead server. A job that itself waits answers for nothing.
@@ -147,6 +148,16 @@ impl Pump<'_> {
         self.leave(stop).await
     }
 
+    /// What is decided and recorded, as far as the relay's row says so.
+    fn confirm(&mut self, jobs: &mut Jobs) {
+        let Some(wal) = &self.wal else { return };
+        let confirmable = self.relay.confirmable();
+        wal.confirm(self.ceiling.bound(confirmable));
+        if let Some(to) = self.ceiling.wanted(confirmable) {
+            jobs.push(Box::pin(Arc::clone(&self.ledger).raise_ceiling(to)));
+        }
+    }
+
     fn begin_stop(&mut self, ended: Ended) -> Result<Stop, Failure> {
         self.feed(Input::Stop)?;
         Ok(Stop { by: clock::now() + self.shutdown_timeout, ended })
@@ -158,7 +169,7 @@ impl Pump<'_> {
 
     /// The end of an orderly stop: says what is left behind, then takes leave of the server.
     async fn leave(self, stop: Option<Stop>) -> Result<Ended, Failure> {
-        let confirmed = self.relay.confirmable();
+        let confirmed = self.ceiling.bound(self.relay.confirmable());
         self.reporter.observe(self.relay);
         let destinations = self.relay.destinations();
         let in_flight: usize = destinations.iter().map(|each| each.lanes().in_flight()).sum();
@@ -177,6 +188,9 @@ impl Pump<'_> {
         let (by, ended) = stop.map_or((clock::now(), Ended::Stopped), |stop| (stop.by, stop.ended));
         if let Some(wal) = self.wal {
             wal.confirm(confirmed);
+            // From here on exactly; without effect on anything but what the next start finds out.
+            let exact = Arc::clone(&self.ledger).raise_ceiling(confirmed);
+            drop(tokio::time::timeout(GOODBYE_MIN, exact).await);
             wal.stop(by.saturating_duration_since(clock::now()).max(GOODBYE_MIN)).await?;
         }
         Ok(ended)
@@ -217,7 +231,7 @@ impl Pump<'_> {
             let (client, config) = (Arc::clone(&self.ledger.client), caretaker.config());
             let reason = caretaker.reason();
             jobs.push(Box::pin(async move {
-                Done::SlotSeen(caretaker::look(&client, &config, reason).await)
+                Done::SlotSeen(caretaker::look(&client, &config, None, reason).await)
             }));
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -20,8 +21,9 @@ use crate::relay::outcome::DestinationId;
 use crate::relay::ranges::RangeSet;
 use crate::relay::waiting::{NUMBERS_MAX, Waiter};
 use crate::relay::{Limits, Relay};
-use crate::run::caretaker::{self, Caretaker};
-use crate::run::plan::Plan;
+use crate::run::caretaker::{self, Caretaker, Past};
+use crate::run::ceiling::Ceiling;
+use crate::run::plan::{Cluster, Plan};
 use crate::run::pump::Pump;
 use crate::run::reporting::Reporter;
 use crate::run::slow_work::waiters;
@@ -82,8 +84,8 @@ pub async fn run(
         () = shutdown.cancelled() => return Ok(Ended::Stopped),
     };
     let (wal, start, table) = match &prepared.plan {
-        Plan::Fail(failure) => return Err(failure.clone()),
-        Plan::Stream(slot) => {
+        Plan::Wait(failure) | Plan::Refuse(failure) => return Err(failure.clone()),
+        Plan::Stream(slot) | Plan::Gap { slot, .. } => {
             let Some(replication) = replication else {
                 let detail = "a slot to stream from, and no replication connection";
                 return Err(Failure::new(Kind::SourceFull, detail));
@@ -151,6 +153,7 @@ pub async fn run(
         reporter,
         sweeper,
         caretaker: table,
+        ceiling: Ceiling::new(prepared.ceiling),
         patient: 0,
         letters: letters::Clock::new(clock::now(), config.dead_letters.retention),
         shutdown: shutdown.clone(),
@@ -264,6 +267,7 @@ async fn within<T>(
 struct Prepared {
     ledger: Arc<Ledger>,
     plan: Plan,
+    ceiling: Option<Lsn>,
     progress: Vec<Progress>,
     /// In the order of the configuration's destinations.
     known: Vec<Known>,
@@ -300,31 +304,36 @@ async fn prepare(
     let row =
         identity::read_or_create(&client, name, &config.source.table, system, timeline).await?;
     identity::name_columns(&client, name, &config.source.columns).await?;
-    row.require_cluster(name, system)?;
-    if row.timeline != timeline {
-        tracing::warn!(
-            was = row.timeline,
-            now = timeline,
-            "the server was promoted or restored since the relay last ran"
-        );
-        identity::move_on(&client, name, system, timeline).await?;
+    let was = (row.system_identifier.as_str(), row.timeline);
+    let cluster = Cluster::compare(was, (system, timeline));
+    let ledger = store.continuity(&client).await?;
+    let past = Past { cluster: cluster.clone(), ledger, ceiling: row.ceiling };
+    let plan = caretaker::look(&client, config, Some(past), last_failure).await?;
+    if let Plan::Wait(failure) | Plan::Refuse(failure) = &plan {
+        return Err(failure.clone());
     }
-    let plan = caretaker::look(&client, config, last_failure).await?;
     let required: Vec<(&str, bool)> =
         config.destinations.iter().map(|each| (each.name.as_str(), each.required)).collect();
-    let mut progress = match plan {
-        Plan::Table { .. } => store.begin_destinations(&client, &required).await?,
-        Plan::Stream(_) | Plan::Fail(_) => store.ensure_destinations(&client, &required).await?,
+    let names: Vec<&str> = required.iter().map(|(name, _)| *name).collect();
+    let mut progress = match plan.slot() {
+        None => store.begin_destinations(&client, &required).await?,
+        Some(_) => store.ensure_destinations(&client, &required).await?,
     };
-    if let Plan::Table { .. } = plan {
+    if !matches!(plan, Plan::Stream(_)) {
         // Before a slot is made, and before a row is sent that no WAL brought: a crash from here on
         // is known to the next session.
-        let names: Vec<&str> = required.iter().map(|(name, _)| *name).collect();
         store.open_gap(&client, &names).await?;
         progress = store.progress(&client, &names).await?;
     }
+    let mut ceiling = row.ceiling;
+    if let Plan::Gap { slot, why } = &plan {
+        tracing::warn!("rows that the slot does not bring are sent first, from the table: {why}");
+        ceiling = Some(slot.confirmed_flush);
+        identity::set_ceiling(&client, name, slot.confirmed_flush).await?;
+    }
+    arrive(&client, name, &cluster, (system, timeline)).await?;
     let mut known: Vec<Known> = config.destinations.iter().map(|_| Known::default()).collect();
-    if let Plan::Stream(slot) = &plan {
+    if let Some(slot) = plan.slot() {
         for part in store.load(&client, slot.confirmed_flush).await? {
             let found = config.destinations.iter().position(|each| each.name == part.destination);
             let Some(known) = found.and_then(|index| known.get_mut(index)) else { continue };
@@ -343,14 +352,37 @@ async fn prepare(
         known.waiting = waiters(&part, progress.gap);
     }
     let names: Vec<&str> = config.destinations.iter().map(|each| each.name.as_str()).collect();
-    let from = match &plan {
-        Plan::Stream(slot) => slot.confirmed_flush,
-        // No WAL brings anything.
-        Plan::Table { .. } | Plan::Fail(_) => Lsn(u64::MAX),
-    };
+    // Without a slot no WAL brings anything.
+    let from = plan.slot().map_or(Lsn(u64::MAX), |slot| slot.confirmed_flush);
     let letters = store.standing(&client, from, &names).await?;
     let ledger = Arc::new(Ledger { client, store, generation: row.generation });
-    Ok(Prepared { ledger, plan, progress, known, letters })
+    Ok(Prepared { ledger, plan, ceiling, progress, known, letters })
+}
+
+/// Records where the history goes on, once the gap that this may mean is on record.
+async fn arrive(
+    client: &Client,
+    relay: &str,
+    cluster: &Cluster,
+    (system, timeline): (&str, u32),
+) -> Result<(), Failure> {
+    match cluster {
+        Cluster::Same => return Ok(()),
+        Cluster::Promoted { was, now } | Cluster::Behind { was, now } => {
+            tracing::warn!(was, now, "the server was promoted or restored since the relay last ran")
+        }
+        Cluster::Other { was, now } => {
+            let receipts = identity::rebase(client, relay).await?;
+            tracing::warn!(
+                was,
+                now,
+                receipts,
+                "another cluster, in which ledger and outbox fit together: the relay goes on here, \
+                 in the same generation"
+            );
+        }
+    }
+    identity::move_on(client, relay, system, timeline).await
 }
 
 fn places(config: &Config, generation: i32) -> Vec<Place> {

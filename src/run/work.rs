@@ -17,7 +17,7 @@ use crate::run::sweeper::Looked;
 use crate::store::dead_letters::DeadLetter;
 use crate::store::ledger::{Receipt, ReceiptOutcome};
 use crate::store::rows::Rows;
-use crate::store::{Pulse, Store};
+use crate::store::{Pulse, Store, identity};
 use tokio_postgres::Client;
 
 /// What a session's database jobs share.
@@ -69,6 +69,8 @@ pub enum Done {
     Rows(Result<Rows, Failure>),
     /// How far the looks came is recorded.
     Advanced(Result<(), Failure>),
+    /// The slot may be confirmed up to here.
+    CeilingRaised(Result<Lsn, Failure>),
     /// A slot is made.
     SlotMade(Result<Lsn, Failure>),
     /// What can be done about the slot now.
@@ -107,6 +109,12 @@ impl Ledger {
             drafts.iter().flat_map(|(place, draft)| receipts(place, draft)).collect();
         let written = self.store.append(&self.client, self.generation, &receipts).await;
         Done::Recorded(written.map(|ids| ids.into_iter().max().unwrap_or(0)))
+    }
+
+    /// Records how far the slot may be confirmed.
+    pub async fn raise_ceiling(self: Arc<Self>, to: Lsn) -> Done {
+        let raised = identity::set_ceiling(&self.client, self.store.relay(), to).await;
+        Done::CeilingRaised(raised.map(|()| to))
     }
 
     /// Writes one dead letter.

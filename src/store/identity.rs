@@ -2,11 +2,12 @@
 
 use serde_json::json;
 use tokio_postgres::Client;
-use tokio_postgres::types::Json;
+use tokio_postgres::types::{Json, PgLsn};
 
 use super::failed;
 use crate::config::{ColumnMap, QualifiedName};
 use crate::error::{Failure, Kind};
+use crate::lsn::Lsn;
 
 /// `outbox.relay` of one relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub struct RelayRow {
     pub system_identifier: String,
     /// Timeline when the row was written; a higher one is a promoted standby.
     pub timeline: u32,
+    /// The relay never confirmed its slot above this; `None` when it never confirmed it.
+    pub ceiling: Option<Lsn>,
     /// True when this call made the row.
     pub created: bool,
 }
@@ -41,12 +44,22 @@ const CREATE: &str = "\
     VALUES ($1::text, $2::text, $3::text, $4::int8) ON CONFLICT (name) DO NOTHING";
 
 const READ: &str = "\
-    SELECT generation, event_table, system_identifier, timeline \
+    SELECT generation, event_table, system_identifier, timeline, slot_ceiling \
     FROM outbox.relay WHERE name = $1::text";
 
 const MOVE_ON: &str = "\
     UPDATE outbox.relay SET system_identifier = $2::text, timeline = $3::int8, updated_at = now() \
     WHERE name = $1::text";
+
+// A position of another cluster says nothing here: what is above the end of this WAL committed below
+// it all the same, since its row is here.
+const REBASE: &str = "\
+    UPDATE outbox.receipt SET first_lsn = NULL, last_lsn = pg_current_wal_insert_lsn() \
+    WHERE relay = $1::text AND last_lsn > pg_current_wal_insert_lsn()";
+
+const SET_CEILING: &str = "\
+    UPDATE outbox.relay SET slot_ceiling = $2::pg_lsn, updated_at = now() \
+    WHERE name = $1::text AND slot_ceiling IS DISTINCT FROM $2::pg_lsn";
 
 /// Reads the relay's row, or makes it with generation 1 and the cluster's present identity.
 /// Comparing the two is the caller's: see the start-up plan.
@@ -77,6 +90,19 @@ pub async fn read(
     let row = client.query_opt(READ, &[&relay]).await;
     let row = row.map_err(|error| failed("cannot read the relay's identity", &error))?;
     row.map(|row| decode(relay, table, &row)).transpose()
+}
+
+/// Receipts of another cluster, in which WAL went further than it has here, get positions that mean
+/// something here.
+pub async fn rebase(client: &Client, relay: &str) -> Result<u64, Failure> {
+    let rebased = client.execute(REBASE, &[&relay]).await;
+    rebased.map_err(|error| failed("cannot bring the ledger to this cluster", &error))
+}
+
+/// Records how far the slot may be confirmed from now on.
+pub async fn set_ceiling(client: &Client, relay: &str, ceiling: Lsn) -> Result<(), Failure> {
+    let set = client.execute(SET_CEILING, &[&relay, &PgLsn::from(ceiling.0)]).await;
+    set.map(drop).map_err(|error| failed("cannot record how far the slot may be confirmed", &error))
 }
 
 /// Records that the same history goes on in this cluster and timeline (after a failover).
@@ -127,9 +153,11 @@ fn decode(
         let (event_table, timeline): (String, i64) = (row.try_get(1)?, row.try_get(3)?);
         let generation = row.try_get(0)?;
         let system_identifier = row.try_get(2)?;
-        Ok((event_table, timeline, generation, system_identifier))
+        let ceiling: Option<PgLsn> = row.try_get(4)?;
+        let ceiling = ceiling.map(|lsn| Lsn(lsn.into()));
+        Ok((event_table, timeline, generation, system_identifier, ceiling))
     };
-    let (event_table, timeline, generation, system_identifier) =
+    let (event_table, timeline, generation, system_identifier, ceiling) =
         fields().map_err(|error| failed("cannot read the relay's identity", &error))?;
     let name = table_name(table);
     if event_table != name {
@@ -141,5 +169,5 @@ fn decode(
     }
     let timeline = u32::try_from(timeline)
         .map_err(|_| super::unexpected(format_args!("timeline {timeline}")))?;
-    Ok(RelayRow { generation, system_identifier, timeline, created: false })
+    Ok(RelayRow { generation, system_identifier, timeline, ceiling, created: false })
 }

@@ -1,8 +1,8 @@
 //! Every SQL statement of the relay: schema, slot and publication, lock, ledger, dead letters.
 //! Decides nothing but what one statement can say; knows no NATS.
 //!
-//! In the order of a relay's start: [`lock`] → [`schema`] → [`shape`] → [`identity`] → [`ledger`] →
-//! [`events`]; while it runs [`ledger`] and [`dead_letters`]. The slow path: [`destinations`] says
+//! In the order of a relay's start: [`lock`] → [`schema`] → [`shape`] → [`identity`] → [`history`] →
+//! [`ledger`] → [`events`]; while it runs [`ledger`] and [`dead_letters`]. The slow path: [`destinations`] says
 //! where a sweep begins, [`sweep`] finds undecided rows, [`waiting`] those that were handed over,
 //! [`rows`] reads them. [`publication`] and [`slot`] are made by `outboxd init`; [`unrecorded`] says
 //! what is at stake when a slot goes. [`retention`], [`lag`] and [`erase`] call functions of the schema, on
@@ -15,6 +15,7 @@ pub mod erase;
 pub mod events;
 pub mod facts;
 pub mod grants;
+pub mod history;
 pub mod identity;
 pub mod lag;
 pub mod ledger;

@@ -1,73 +1,108 @@
 //! Every combination of what can be found, against properties.
 
+use super::table::{at, healthy};
 use super::*;
-use crate::lsn::Lsn;
 
-fn slot(active_pid: Option<i32>) -> SlotState {
-    SlotState::Ok(Slot {
-        confirmed_flush: Lsn(1),
-        restart_lsn: Lsn(1),
-        active_pid,
-        wal_status: "reserved".to_owned(),
-        safe_wal_size_bytes: None,
-        failover: None,
-        retained_bytes: 0,
-        behind_bytes: 0,
-    })
+const CEILING: Lsn = Lsn(50);
+
+fn slots() -> Vec<SlotState> {
+    vec![
+        at(Lsn(40), None),
+        at(CEILING, None),
+        at(Lsn(60), None),
+        at(CEILING, Some(7)),
+        SlotState::Missing,
+        SlotState::Creating { active_pid: Some(7) },
+        SlotState::Lost { reason: "wal_removed".to_owned() },
+        SlotState::Foreign { why: "a physical slot".to_owned() },
+    ]
+}
+
+fn clusters() -> Vec<Cluster> {
+    vec![
+        Cluster::Same,
+        Cluster::Promoted { was: 1, now: 2 },
+        Cluster::Behind { was: 2, now: 1 },
+        Cluster::Other { was: "1".to_owned(), now: "2".to_owned() },
+    ]
+}
+
+fn ledgers() -> Vec<Continuity> {
+    vec![
+        Continuity::Fits,
+        Continuity::Ahead { known: 9, last: 5 },
+        Continuity::Short { destination: "events".to_owned(), known: 9, newest: 0 },
+    ]
+}
+
+/// Each of `founds` with each of `values`.
+fn times<T: Clone>(
+    founds: Vec<Found>,
+    values: &[T],
+    set: impl Fn(&mut Found, T) + Copy,
+) -> Vec<Found> {
+    let each = |found: Found| {
+        values.iter().cloned().map(move |value| {
+            let mut found = found.clone();
+            set(&mut found, value);
+            found
+        })
+    };
+    founds.into_iter().flat_map(each).collect()
 }
 
 fn all() -> Vec<Found> {
-    let slots = || {
-        vec![
-            slot(None),
-            slot(Some(7)),
-            SlotState::Missing,
-            SlotState::Creating { active_pid: Some(7) },
-            SlotState::Lost { reason: "wal_removed".to_owned() },
-            SlotState::Foreign { why: "a physical slot".to_owned() },
-        ]
-    };
     let flags = [false, true];
-    let mut all = Vec::new();
-    for no_stream in flags {
-        for wal_level in ["minimal", "replica", "logical"] {
-            for stranger in [None, Some("psql".to_owned())] {
-                for may_make in flags {
-                    for publication in flags {
-                        for last_failure in [None, Some(Kind::PublicationMissing)] {
-                            all.extend(slots().into_iter().map(|slot| Found {
-                                no_stream,
-                                wal_level: wal_level.to_owned(),
-                                slot,
-                                name: "outboxd_orders".to_owned(),
-                                stranger: stranger.clone(),
-                                may_make,
-                                publication,
-                                last_failure,
-                            }));
-                        }
-                    }
-                }
-            }
-        }
-    }
-    all
+    let mut all = vec![healthy()];
+    all = times(all, &flags, |found, flag| found.no_stream = flag);
+    all = times(all, &["minimal", "replica", "logical"], |found, word| {
+        found.wal_level = word.to_owned();
+    });
+    all = times(all, &[None, Some("psql".to_owned())], |found, who| found.stranger = who);
+    all = times(all, &flags, |found, flag| found.may_make = flag);
+    all = times(all, &flags, |found, flag| found.publication = flag);
+    all = times(all, &[None, Some(Kind::PublicationMissing)], |found, kind| {
+        found.last_failure = kind;
+    });
+    all = times(all, &slots(), |found, slot| found.slot = slot);
+    all = times(all, &[None, Some(CEILING)], |found, ceiling| found.ceiling = ceiling);
+    all = times(all, &clusters(), |found, cluster| found.cluster = cluster);
+    times(all, &ledgers(), |found, ledger| found.ledger = ledger)
 }
 
 #[test]
 fn every_plan_keeps_to_the_rules() {
-    let mut makes = 0;
+    let (mut makes, mut gaps, mut streams) = (0, 0, 0);
     for found in all() {
         let words = format!("{found:?}");
-        let usable = matches!(&found.slot, SlotState::Ok(slot) if slot.active_pid.is_none());
+        let slot = if let SlotState::Ok(slot) = &found.slot { Some(slot.clone()) } else { None };
+        let used = slot.as_ref().is_some_and(|slot| slot.active_pid.is_some());
+        let usable = slot.is_some() && !used;
         let foreign = matches!(found.slot, SlotState::Foreign { .. });
-        let used = matches!(&found.slot, SlotState::Ok(slot) if slot.active_pid.is_some());
         let logical = found.wal_level == "logical";
-        let (may_make, no_stream, publication) =
-            (found.may_make, found.no_stream, found.publication);
-        match plan(found) {
+        let one_history =
+            found.ledger == Continuity::Fits && !matches!(found.cluster, Cluster::Behind { .. });
+        let elsewhere = matches!(found.cluster, Cluster::Other { .. });
+        let above = found
+            .ceiling
+            .zip(slot.as_ref())
+            .is_some_and(|(ceiling, slot)| slot.confirmed_flush > ceiling);
+        let Found { may_make, no_stream, publication, .. } = found;
+        let plan = plan(found);
+        assert_eq!(!one_history, matches!(plan, Plan::Refuse(_)), "{words}");
+        if let Some(from) = plan.slot() {
+            // Never from what the ledger has, and never from elsewhere.
+            assert_eq!(Some(from), slot.as_ref(), "{words}");
+            assert!(usable && logical && publication && !no_stream, "{words}");
+        }
+        match plan {
             Plan::Stream(_) => {
-                assert!(usable && logical && publication && !no_stream, "{words}");
+                assert!(!above && !elsewhere, "rows may be missing: {words}");
+                streams += 1;
+            }
+            Plan::Gap { .. } => {
+                assert!(above || elsewhere, "nothing is missing: {words}");
+                gaps += 1;
             }
             Plan::Table { why, make } => {
                 assert_eq!(why.is_none(), no_stream, "a cause is named: {words}");
@@ -76,34 +111,35 @@ fn every_plan_keeps_to_the_rules() {
                 makes += usize::from(make.is_some());
             }
             // An earlier session of ours is about to end.
-            Plan::Fail(failure) => {
+            Plan::Wait(failure) => {
                 assert!(used && logical && !no_stream, "{words}");
                 assert_eq!(failure.kind, Kind::SlotHeld);
             }
+            Plan::Refuse(failure) => {
+                let next = failure.kind.remedy();
+                assert!(next.contains("outboxd ") || next.contains("backup"), "{next}");
+            }
         }
     }
-    assert!(makes > 0);
+    assert!(makes > 0 && gaps > 0 && streams > 0);
 }
 
 #[test]
 fn a_usable_slot_is_streamed_from_and_a_lost_one_made_anew() {
-    let found = |slot, last_failure| Found {
-        no_stream: false,
-        wal_level: "logical".to_owned(),
-        slot,
-        name: "outboxd_orders".to_owned(),
-        stranger: None,
-        may_make: true,
-        publication: true,
-        last_failure,
-    };
-    assert!(matches!(plan(found(slot(None), None)), Plan::Stream(_)));
-    let make = |found| match plan(found) {
-        Plan::Table { make, .. } => make,
-        Plan::Stream(_) | Plan::Fail(_) => None,
-    };
+    let found = |slot, last_failure| Found { slot, last_failure, ..healthy() };
+    assert!(matches!(plan(healthy()), Plan::Stream(_)));
+    let make = |found| if let Plan::Table { make, .. } = plan(found) { make } else { None };
     assert_eq!(make(found(SlotState::Missing, None)), Some(Make::New));
     let lost = SlotState::Lost { reason: "wal_removed".to_owned() };
     assert_eq!(make(found(lost, None)), Some(Make::Anew));
-    assert_eq!(make(found(slot(None), Some(Kind::PublicationMissing))), Some(Make::Anew));
+    assert_eq!(make(found(at(CEILING, None), Some(Kind::PublicationMissing))), Some(Make::Anew));
+}
+
+#[test]
+fn clusters_are_compared_by_identifier_and_timeline() {
+    let compare = |was, now| Cluster::compare(("1", was), ("1", now));
+    assert_eq!(compare(3, 3), Cluster::Same);
+    assert_eq!(compare(3, 4), Cluster::Promoted { was: 3, now: 4 });
+    assert_eq!(compare(4, 3), Cluster::Behind { was: 4, now: 3 });
+    assert!(matches!(Cluster::compare(("1", 3), ("2", 3)), Cluster::Other { .. }));
 }

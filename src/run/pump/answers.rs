@@ -66,6 +66,7 @@ impl Pump<'_> {
             // Only the next start has more to look through.
             Done::Advanced(Err(failure)) => self.reporter.sweep_failed(&failure),
             Done::Advanced(Ok(())) => {}
+            Done::CeilingRaised(to) => self.ceiling.raised(to?),
             Done::SlotMade(made) => {
                 let better = self.caretaker.as_mut().is_some_and(|one| one.made(&made));
                 return Ok(better.then_some(Ended::Again(None)));
