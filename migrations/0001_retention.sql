@@ -87,6 +87,68 @@ END
 $open_gap$;
 COMMENT ON FUNCTION outbox.open_gap IS 'Rows were committed that no slot will bring to a destination.';
 
+-- The stream lost what it stored behind `upto`: what receipts say of messages there does not hold. Their
+-- numbers are undecided, and so are those that wait, which would be ahead of them in the run otherwise:
+-- all of them are found by the next look, and sent in the order of their numbers, unless the stream
+-- has them after all, which Resume finds out first. A new receipt says from where it reads.
+CREATE FUNCTION outbox.withdraw(
+    of_relay text, of_destination text, of_created text, upto bigint, upto_msg_id text
+) RETURNS TABLE (receipts bigint, events bigint, letters bigint)
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $withdraw$
+DECLARE
+    back  int8multirange;
+    since timestamptz;
+    newest outbox.receipt;
+BEGIN
+    PERFORM FROM outbox.destination d
+      WHERE d.relay = of_relay AND d.name = of_destination FOR UPDATE;
+    SELECT * INTO newest FROM outbox.receipt r
+     WHERE r.relay = of_relay AND r.destination = of_destination
+       AND r.stream_created = of_created
+     ORDER BY r.id DESC LIMIT 1;
+    -- What was recorded by then is below.
+    SELECT max(r.recorded_at) INTO since FROM outbox.receipt r
+     WHERE r.relay = of_relay AND r.destination = of_destination
+       AND r.stream_created = of_created AND r.outcome = 'published' AND r.stream_seq <= upto;
+    WITH gone AS (
+        DELETE FROM outbox.receipt r
+         WHERE r.relay = of_relay AND r.destination = of_destination
+           AND r.stream_created = of_created AND r.outcome = 'published' AND r.stream_seq > upto
+        RETURNING r.seqs, r.events)
+    SELECT count(*), coalesce(sum(gone.events), 0),
+           (SELECT range_agg(part) FROM gone CROSS JOIN unnest(gone.seqs) AS part)
+      INTO receipts, events, back
+      FROM gone;
+    back := coalesce(back, '{}') + coalesce(outbox.waiting(of_relay, of_destination), '{}');
+    DELETE FROM outbox.receipt r
+     WHERE r.relay = of_relay AND r.destination = of_destination AND r.outcome = 'handed';
+    UPDATE outbox.destination d
+       SET holes = d.holes + back * int8multirange(int8range(NULL, d.frontier, '[]')),
+           gap_since = coalesce(d.gap_since, now()), gap_receipt = 0, updated_at = now()
+     WHERE d.relay = of_relay AND d.name = of_destination;
+    -- Letters whose messages may be among those.
+    UPDATE outbox.dead_letter l
+       SET state = 'redriving', state_changed_at = clock_timestamp(), state_changed_by = 'relay',
+           state_reason = 'the stream lost messages that it had acknowledged',
+           history = l.history || jsonb_build_array(jsonb_build_object(
+               'at', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+               'state', 'redriving', 'by', 'relay',
+               'why', 'the stream lost messages that it had acknowledged'))
+     WHERE l.relay = of_relay AND l.destination = of_destination AND l.state = 'redriven'
+       AND l.state_changed_at >= coalesce(since, '-infinity');
+    GET DIAGNOSTICS letters = ROW_COUNT;
+    INSERT INTO outbox.receipt (relay, generation, destination, outcome, seqs, events, stream,
+                                stream_created, stream_seq, stream_msg_id, floor_seq)
+    VALUES (of_relay, newest.generation, of_destination, 'published', '{}', 0, newest.stream,
+            of_created, upto, upto_msg_id, upto);
+    RETURN NEXT;
+END
+$withdraw$;
+COMMENT ON FUNCTION outbox.withdraw IS
+    'Takes back what receipts say of messages that a stream lost.';
+
 -- The numbers that are final for every active required destination of every relay of a table, and
 -- have been for as long as `keep`. Where no active destination is required, each counts as required:
 -- nothing may go before it went somewhere. A relay that has not said what its destinations are

@@ -143,9 +143,10 @@ kinds! {
     /// The stream is of a kind that can't be published to in order.
     StreamUnfit "stream-unfit" Setup
         "name another stream: one that stores what is published to it under its own subject, and acknowledges it";
-    /// The stream ends below a sequence that the ledger has seen acknowledged.
+    /// The stream ends below a sequence that was acknowledged, or has another message there: it lost
+    /// its tail.
     StreamShorter "stream-shorter" Setup
-        "the broker lost acknowledged messages (by default it syncs to disk every two minutes): restore its newest store. What it has lost, this version does not publish again";
+        "nothing to do for a stream of retention `limits`: what it lost is found out and sent again. In any other what is missing can't be found out: restore the broker's newest store. By default a server syncs to disk every two minutes: use three replicas, or `sync_interval: always`";
     /// The stream or its replicas refuse or don't answer for now.
     StreamBusy "stream-busy" Transient
         "check the stream's limits and its replicas";

@@ -3,6 +3,7 @@
 //! decides nothing about order: after anything but a plain success it stops and reports.
 
 mod ack;
+pub mod anchors;
 mod batch;
 mod connect;
 mod facts;

@@ -5,7 +5,8 @@
 //! reader is an ephemeral consumer, headers only, without acknowledgements; its numbers must come
 //! without a gap, otherwise it starts again behind the last message it saw.
 //!
-//! A stream that ends below what was known of it is refused. The result says how far was read, and
+//! A stream that ends below what was known of it, or has another message where our newest was, is
+//! refused: it lost its tail. The result says how far was read, and
 //! not how far the stream reaches: two questions can be answered by two servers that both think
 //! that they lead.
 //!
@@ -30,6 +31,9 @@ use crate::relay::outcome::{Found, ReadFrom, Resumed, Retention};
 /// How often an answer that can't be right is asked for again, and how long between: a deposed
 /// leader notices within some seconds.
 const TRIES: u32 = 10;
+/// On several servers a leader that lost its followers notices after ten seconds; until then it may
+/// answer that the stream is shorter than it is.
+const TRIES_SHORTER: u32 = 40;
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// How often the last message of ours is asked for again when the stream goes on behind it, and
 /// how long between. What follows is mostly somebody else's; but a deposed leader does not have our
@@ -66,6 +70,7 @@ pub(super) async fn resume(
         created: String::new(),
         found: Vec::new(),
         read_to: 0,
+        replicated: false,
     };
     let mut tries = 0;
     loop {
@@ -76,9 +81,29 @@ pub(super) async fn resume(
                 return Ok(Resumed { created, last_seq, found });
             }
             Err(Trouble::Final(failure)) => return Err(failure),
-            Err(Trouble::Again(failure)) if tries >= TRIES => return Err(failure),
+            Err(Trouble::Again(failure)) if tries >= reader.patience(&failure) => {
+                return Err(failure);
+            }
             Err(Trouble::Again(_)) => tokio::time::sleep(TRY_AGAIN).await,
         }
+    }
+}
+
+/// What is at a stream sequence.
+pub(super) enum Place {
+    /// Nothing, or nothing any more.
+    Empty,
+    /// A message, with its id if it has one.
+    Message(Option<String>),
+}
+
+/// What the leader has at a stream sequence.
+pub(super) async fn message_at(link: &Link, stream: &str, seq: u64) -> Result<Place, AskError> {
+    let verb = format!("STREAM.MSG.GET.{stream}");
+    match link.ask::<Got>(&verb, Some(json!({ "seq": seq }))).await {
+        Ok(got) => Ok(Place::Message(got.message.message_id())),
+        Err(AskError::Refused(error)) if error.err_code == NO_MESSAGE => Ok(Place::Empty),
+        Err(error) => Err(error),
     }
 }
 
@@ -88,11 +113,9 @@ pub(super) async fn message_id_at(
     stream: &str,
     seq: u64,
 ) -> Result<Option<String>, AskError> {
-    let verb = format!("STREAM.MSG.GET.{stream}");
-    match link.ask::<Got>(&verb, Some(json!({ "seq": seq }))).await {
-        Ok(got) => Ok(got.message.message_id()),
-        Err(AskError::Refused(error)) if error.err_code == NO_MESSAGE => Ok(None),
-        Err(error) => Err(error),
+    match message_at(link, stream, seq).await? {
+        Place::Message(id) => Ok(id),
+        Place::Empty => Ok(None),
     }
 }
 
@@ -199,12 +222,15 @@ struct Reader<'a> {
     found: Vec<Found>,
     /// Everything up to here is in `found`.
     read_to: u64,
+    /// Has the stream several replicas?
+    replicated: bool,
 }
 
 impl Reader<'_> {
     async fn read_all(&mut self) -> Result<(), Trouble> {
         let info: StreamInfo =
             self.link.ask(&format!("STREAM.INFO.{}", self.config.stream), None).await?;
+        self.replicated = info.config.num_replicas > 1;
         if self.created != info.created {
             // Replaced since the last try: what was read is of another stream.
             self.created.clone_from(&info.created);
@@ -220,6 +246,9 @@ impl Reader<'_> {
             );
             return Err(Trouble::Again(Failure::new(Kind::StreamShorter, detail)));
         }
+        if same {
+            self.newest_is_there(info.state.last_seq).await?;
+        }
         self.read_to = self.read_to.max(floor);
         let retention = Retention::of(&info.config.retention);
         if retention == Retention::WorkQueue {
@@ -229,6 +258,29 @@ impl Reader<'_> {
             Some(end) if end > self.read_to => self.read_until(end, retention).await,
             _ => Ok(()),
         }
+    }
+
+    /// A stream that was put back to an older state, and went on since, has another message where
+    /// ours was. One that is absent was removed by a limit, say.
+    async fn newest_is_there(&self, last_seq: u64) -> Result<(), Trouble> {
+        let Some(newest) = self.from.newest.as_ref().filter(|one| one.seq <= last_seq) else {
+            return Ok(());
+        };
+        let stream = &self.config.stream;
+        match message_at(self.link, stream, newest.seq).await? {
+            Place::Message(id) if id.as_ref() != Some(&newest.id) => {
+                let detail = format!(
+                    "stream `{stream}` has another message at {}, where {} was acknowledged",
+                    newest.seq, newest.id
+                );
+                Err(Trouble::Again(Failure::new(Kind::StreamShorter, detail)))
+            }
+            Place::Message(_) | Place::Empty => Ok(()),
+        }
+    }
+
+    fn patience(&self, failure: &Failure) -> u32 {
+        if self.replicated && failure.kind == Kind::StreamShorter { TRIES_SHORTER } else { TRIES }
     }
 
     /// Sequence of the last message of ours. On several servers it is asked for until it is where

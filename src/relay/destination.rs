@@ -19,7 +19,7 @@ use crate::relay::backoff::Backoff;
 use crate::relay::caution::Caution;
 use crate::relay::lanes::{Entry, Lanes, Slot};
 use crate::relay::outcome::{
-    Answer, Attempt, Floor, Found, Outcome, Pipeline, ReadFrom, Refusal, StreamFacts,
+    Anchor, Answer, Attempt, Floor, Found, Outcome, Pipeline, ReadFrom, Refusal, StreamFacts,
 };
 use crate::relay::receipts::{Decided, Decision, Origin};
 use crate::relay::slow::Remembered;
@@ -166,6 +166,16 @@ impl Destination {
     /// Highest stream sequence known; like [`Self::floor`] by the ledger before the first connect.
     pub fn known(&self) -> u64 {
         if self.created.is_empty() { self.spec.recorded_known } else { self.attempts.known() }
+    }
+
+    /// The newest message that is known to be in the stream.
+    pub fn newest(&self) -> Option<Anchor> {
+        if let Some(LastAcked { stream_seq, id }) = &self.last_acked {
+            let id = message::message_id(id, &self.spec.envelope).ok()?;
+            return Some(Anchor { seq: *stream_seq, id });
+        }
+        let here = |floor: &&Floor| self.created.is_empty() || floor.created == self.created;
+        self.spec.floor.as_ref().filter(here).and(self.spec.recorded_newest.clone())
     }
 
     /// Where Resume would start. Before the first connect that is what the ledger says, so that a
@@ -530,11 +540,11 @@ impl Destination {
                     }
                     self.reading = true;
                     self.phase = Phase::Resuming { proven };
-                    let (floor, known) = (self.floor(), self.known());
+                    let (floor, known, newest) = (self.floor(), self.known(), self.newest());
                     // The position has passed what is handed over, and nobody knows whether it is
                     // in the stream.
                     let confirmable = if self.has_handed() { Lsn::ZERO } else { confirmable };
-                    return Some(Step::Resume(ReadFrom { floor, known, confirmable }));
+                    return Some(Step::Resume(ReadFrom { floor, known, newest, confirmable }));
                 }
                 Phase::Probe if self.lanes.in_flight() > 0 => return None,
                 Phase::Flow if self.is_full() => return None,

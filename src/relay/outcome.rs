@@ -175,6 +175,15 @@ pub struct Floor {
     pub seq: u64,
 }
 
+/// A message of ours that is known to be stored, and where.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Anchor {
+    /// Stream sequence.
+    pub seq: u64,
+    /// Its `Nats-Msg-Id`.
+    pub id: String,
+}
+
 /// What Resume is asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReadFrom {
@@ -183,6 +192,9 @@ pub struct ReadFrom {
     /// Highest sequence known of the stream that the floor names: if it ends below, it lost
     /// messages that were acknowledged, or whoever answers does not have them.
     pub known: u64,
+    /// The newest message of ours that is known to be in that stream: where another one is in its
+    /// place, the stream was put back to an older state and went on from there.
+    pub newest: Option<Anchor>,
     /// Everything committed below this is decided and recorded, so that nobody asks for it.
     pub confirmable: Lsn,
 }

@@ -8,7 +8,7 @@ use crate::config::Filter;
 use crate::event::{EventId, RunHash};
 use crate::lsn::{Lsn, Position};
 use crate::message::Envelope;
-use crate::relay::outcome::Floor;
+use crate::relay::outcome::{Anchor, Floor};
 use crate::relay::ranges::RangeSet;
 use crate::relay::waiting::Waiter;
 
@@ -31,6 +31,8 @@ pub struct DestinationSpec {
     pub floor: Option<Floor>,
     /// Highest stream sequence that the ledger has seen, in the stream that the floor names.
     pub recorded_known: u64,
+    /// The newest message that the ledger names, in that stream.
+    pub recorded_newest: Option<Anchor>,
     /// Newest receipt of it.
     pub recorded_id: i64,
     /// Numbers that the ledger has as handed over, final since or not, and that WAL may bring again.

@@ -399,6 +399,7 @@ fn spec(name: &str, envelope: Envelope, job: &Job) -> DestinationSpec {
         recorded_to: Lsn::ZERO,
         floor: Some(job.floor.clone()).filter(|floor| !floor.created.is_empty()),
         recorded_known: job.stream_seq,
+        recorded_newest: None,
         recorded_id: 0,
         handed: RangeSet::default(),
         waiting: Vec::new(),

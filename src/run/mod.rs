@@ -7,6 +7,7 @@ mod caretaker;
 mod ceiling;
 pub mod clock;
 mod letters;
+mod lost_tail;
 pub mod plan;
 mod pump;
 mod reporting;

@@ -1,5 +1,6 @@
 //! What a session does, from what it finds: stream, stream with a gap, relay from the table and see
-//! to a slot, or refuse with the next command. Decides; asks nobody.
+//! to a slot, or refuse with the next command. And what a destination's stream is, once it is reached.
+//! Decides; asks nobody.
 //!
 //! The slot says from where: never the ledger, which may know more or less than the slot brings, and
 //! never the server's present end.
@@ -8,6 +9,7 @@ mod table;
 
 use crate::error::{Failure, Kind};
 use crate::lsn::Lsn;
+use crate::relay::outcome::{Anchor, Floor, StreamFacts};
 use crate::store::history::Continuity;
 use crate::store::slot::{Slot, SlotState};
 
@@ -183,6 +185,61 @@ pub fn plan(found: Found) -> Plan {
         }
         SlotState::Foreign { why } => {
             table(Kind::SlotForeign, format!("slot `{name}`: {why}"), None)
+        }
+    }
+}
+
+/// A destination's stream, beside what is known of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    /// It was never written to.
+    New,
+    /// It has what it had, or as much of it as its limits leave.
+    Same,
+    /// It is the same, and nothing that was published is in it: purged, or older than its limits.
+    Purged,
+    /// Another one of this name.
+    Rebuilt,
+    /// It ends before what it acknowledged, or lost it and went on.
+    Shorter,
+}
+
+impl Stream {
+    /// Compares where the stream begins and ends with what was recorded. Whether it went on after it
+    /// lost its tail only its messages tell: see [`crate::relay::outcome::ReadFrom::newest`].
+    pub fn compare(
+        floor: &Floor,
+        known: u64,
+        newest: Option<&Anchor>,
+        facts: &StreamFacts,
+    ) -> Stream {
+        if floor.created.is_empty() {
+            Stream::New
+        } else if floor.created != facts.created {
+            Stream::Rebuilt
+        } else if facts.last_seq < known {
+            Stream::Shorter
+        } else if newest.is_some_and(|newest| newest.seq < facts.first_seq) {
+            Stream::Purged
+        } else {
+            Stream::Same
+        }
+    }
+
+    /// What a person is told. Nothing that is gone is sent again by itself but what a stream lost
+    /// that promised to keep it: a purge was meant.
+    pub fn words(self) -> Option<&'static str> {
+        match self {
+            Stream::New | Stream::Same => None,
+            Stream::Purged => Some(
+                "nothing that was published is in the stream any more (purged, or beyond its \
+                 limits): it is not sent again by itself",
+            ),
+            Stream::Rebuilt => Some(
+                "another stream of this name: what the old one had is not sent again by itself, and \
+                 of events on their way when it went some may be sent twice",
+            ),
+            Stream::Shorter => Some("the stream ends before what it acknowledged"),
         }
     }
 }

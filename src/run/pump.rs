@@ -13,15 +13,17 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::config::DestinationConfig;
 use crate::decode::{Decoded, Decoder};
 use crate::error::{Failure, Kind};
 use crate::lsn::Lsn;
 use crate::publish::{Order, Publisher, Report, Shipment};
 use crate::relay::machine::{ProtocolViolation, Verified};
-use crate::relay::outcome::{DestinationId, Resumed};
+use crate::relay::outcome::{DestinationId, Resumed, StreamFacts};
 use crate::relay::{Action, Input, Relay};
 use crate::run::caretaker::{self, Caretaker};
 use crate::run::ceiling::Ceiling;
+use crate::run::plan::Stream;
 use crate::run::reporting::Reporter;
 use crate::run::session::Ended;
 use crate::run::sweeper::{Ask, Sweeper};
@@ -54,6 +56,10 @@ pub struct Pump<'a> {
     pub caretaker: Option<Caretaker>,
     /// How far the slot may be confirmed.
     pub ceiling: Ceiling,
+    /// It is looked for what a stream lost.
+    pub looking_for_tail: bool,
+    /// Their configuration, in the order of the destinations.
+    pub brokers: Vec<DestinationConfig>,
     /// Jobs that may wait for others' transactions: they say nothing of the connection.
     pub patient: usize,
     pub letters: letters::Clock,
@@ -361,6 +367,7 @@ impl Pump<'_> {
         match report {
             Report::Up(facts) => {
                 self.reporter.up(id, &facts);
+                self.compare(id, &facts);
                 self.feed(Input::Up(id, facts))
             }
             Report::Down(failure) => {
@@ -383,8 +390,30 @@ impl Pump<'_> {
             Report::Resumed(Ok(resumed)) => self.verify(id, resumed, jobs),
             Report::Resumed(Err(failure)) => {
                 self.reporter.resume_failed(id, &failure);
+                if failure.kind == Kind::StreamShorter {
+                    self.find_tail(id, jobs);
+                }
                 self.feed(Input::ResumeFailed(id))
             }
+        }
+    }
+
+    /// Tells when the stream is not as it was left. What follows from that Resume does, and proves.
+    fn compare(&self, id: DestinationId, facts: &StreamFacts) {
+        let Some(one) = self.relay.destinations().get(usize::from(id.0)) else { return };
+        let (floor, newest) = (one.floor(), one.newest());
+        let stream = Stream::compare(&floor, one.known(), newest.as_ref(), facts);
+        if let Some(words) = stream.words() {
+            tracing::warn!(destination = one.name(), stream = facts.stream, "{words}");
+        }
+    }
+
+    /// The stream has not what it acknowledged: how far does it still fit the ledger?
+    fn find_tail(&mut self, id: DestinationId, jobs: &mut Jobs) {
+        let Some(broker) = self.brokers.get(usize::from(id.0)) else { return };
+        if !std::mem::replace(&mut self.looking_for_tail, true) {
+            self.patient += 1;
+            jobs.push(Box::pin(Arc::clone(&self.ledger).find_lost_tail(id, broker.clone())));
         }
     }
 

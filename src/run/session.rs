@@ -23,6 +23,7 @@ use crate::relay::waiting::{NUMBERS_MAX, Waiter};
 use crate::relay::{Limits, Relay};
 use crate::run::caretaker::{self, Caretaker, Past};
 use crate::run::ceiling::Ceiling;
+use crate::run::lost_tail::LostTail;
 use crate::run::plan::{Cluster, Plan};
 use crate::run::pump::Pump;
 use crate::run::reporting::Reporter;
@@ -33,6 +34,7 @@ use crate::run::{clock, letters};
 use crate::store::dead_letters::again::Standing;
 use crate::store::destinations::Progress;
 use crate::store::ledger::Latest;
+use crate::store::lost_tail::Withdrawn;
 use crate::store::{Store, identity, lock, shape, slot};
 use crate::upkeep;
 use crate::wal::{self, Control, Identity, Link, Replication};
@@ -51,6 +53,8 @@ pub enum Ended {
     /// The next one can do better: a slot is there that was not, or can be made. It is told why
     /// there was none, where that is not to be seen.
     Again(Option<Kind>),
+    /// A stream lost what the ledger calls published: the next session withdraws the receipts.
+    LostTail(LostTail),
 }
 
 /// What one session leaves to the next.
@@ -60,6 +64,8 @@ pub struct Carried {
     pub next_attempt: u64,
     /// How the last session failed.
     pub last_failure: Option<Kind>,
+    /// Streams that lost their tails.
+    pub lost_tails: Vec<LostTail>,
 }
 
 /// Runs one session.
@@ -79,10 +85,11 @@ pub async fn run(
         return Ok(Ended::Stopped);
     }
     let prepared = tokio::select! {
-        prepared = prepare(config, &control, &identity, carried.last_failure) => prepared?,
+        prepared = prepare(config, &control, &identity, carried) => prepared?,
         failure = control.closed() => return Err(failure),
         () = shutdown.cancelled() => return Ok(Ended::Stopped),
     };
+    carried.lost_tails.clear();
     let (wal, start, table) = match &prepared.plan {
         Plan::Wait(failure) | Plan::Refuse(failure) => return Err(failure.clone()),
         Plan::Stream(slot) | Plan::Gap { slot, .. } => {
@@ -154,6 +161,8 @@ pub async fn run(
         sweeper,
         caretaker: table,
         ceiling: Ceiling::new(prepared.ceiling),
+        looking_for_tail: false,
+        brokers: config.destinations.clone(),
         patient: 0,
         letters: letters::Clock::new(clock::now(), config.dead_letters.retention),
         shutdown: shutdown.clone(),
@@ -293,7 +302,7 @@ async fn prepare(
     config: &Config,
     control: &Control,
     identity: &Identity,
-    last_failure: Option<Kind>,
+    carried: &Carried,
 ) -> Result<Prepared, Failure> {
     let client = Arc::clone(&control.client);
     let name = &config.relay.name;
@@ -304,11 +313,14 @@ async fn prepare(
     let row =
         identity::read_or_create(&client, name, &config.source.table, system, timeline).await?;
     identity::name_columns(&client, name, &config.source.columns).await?;
+    for tail in &carried.lost_tails {
+        withdraw(&store, &client, tail).await?;
+    }
     let was = (row.system_identifier.as_str(), row.timeline);
     let cluster = Cluster::compare(was, (system, timeline));
     let ledger = store.continuity(&client).await?;
     let past = Past { cluster: cluster.clone(), ledger, ceiling: row.ceiling };
-    let plan = caretaker::look(&client, config, Some(past), last_failure).await?;
+    let plan = caretaker::look(&client, config, Some(past), carried.last_failure).await?;
     if let Plan::Wait(failure) | Plan::Refuse(failure) = &plan {
         return Err(failure.clone());
     }
@@ -357,6 +369,23 @@ async fn prepare(
     let letters = store.standing(&client, from, &names).await?;
     let ledger = Arc::new(Ledger { client, store, generation: row.generation });
     Ok(Prepared { ledger, plan, ceiling, progress, known, letters })
+}
+
+/// Takes back what receipts say of messages that a stream lost.
+async fn withdraw(store: &Store, client: &Client, tail: &LostTail) -> Result<(), Failure> {
+    let LostTail { destination, created, upto } = tail;
+    let Withdrawn { receipts, events, letters } =
+        store.withdraw(client, destination, created, upto).await?;
+    tracing::warn!(
+        destination,
+        upto = upto.seq,
+        receipts,
+        events,
+        letters,
+        "the stream lost messages that it had acknowledged: what the ledger says of those behind \
+         `upto` is withdrawn; what is not in the stream is sent again, in the order of the numbers"
+    );
+    Ok(())
 }
 
 /// Records where the history goes on, once the gap that this may mean is on record.
@@ -408,6 +437,7 @@ fn specs(config: &Config, places: &[Place], prepared: &Prepared) -> Vec<Destinat
             recorded_to: known.to,
             floor: latest.map(|latest| latest.floor.clone()),
             recorded_known: latest.map_or(0, |latest| latest.stream_seq),
+            recorded_newest: latest.and_then(Latest::anchor),
             recorded_id: latest.map_or(0, |latest| latest.id),
             handed: known.handed.clone(),
             waiting: known.waiting.clone(),

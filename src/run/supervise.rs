@@ -40,6 +40,10 @@ pub async fn run(
                 carried.last_failure = reason;
                 continue;
             }
+            Ok(Ended::LostTail(tail)) => {
+                carried.lost_tails.push(tail);
+                continue;
+            }
             Err(failure) => failure,
         };
         carried.last_failure = Some(failure.kind);

@@ -12,6 +12,7 @@ use crate::relay::machine::{Burial, Loaded, ReceiptDraft, Verified, WaitingPart}
 use crate::relay::outcome::{DestinationId, Found, Resumed};
 use crate::relay::ranges::RangeSet;
 use crate::run::letters;
+use crate::run::lost_tail::LostTail;
 use crate::run::plan::Plan;
 use crate::run::sweeper::Looked;
 use crate::store::dead_letters::DeadLetter;
@@ -69,6 +70,8 @@ pub enum Done {
     Rows(Result<Rows, Failure>),
     /// How far the looks came is recorded.
     Advanced(Result<(), Failure>),
+    /// How far a stream that lost its tail is still the one that the ledger describes.
+    TailFound(DestinationId, Result<LostTail, Failure>),
     /// The slot may be confirmed up to here.
     CeilingRaised(Result<Lsn, Failure>),
     /// A slot is made.

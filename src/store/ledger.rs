@@ -9,7 +9,7 @@ use super::{Store, failed, unexpected};
 use crate::error::{Failure, Kind};
 use crate::event::RunHash;
 use crate::lsn::Lsn;
-use crate::relay::outcome::Floor;
+use crate::relay::outcome::{Anchor, Floor};
 
 /// What became of the numbers of a receipt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,6 +102,14 @@ pub struct Latest {
     pub stream_msg_id: String,
     /// Id of the receipt.
     pub id: i64,
+}
+
+impl Latest {
+    /// Its message, if it names one.
+    pub fn anchor(&self) -> Option<Anchor> {
+        let Latest { stream_seq, stream_msg_id, .. } = self;
+        (!stream_msg_id.is_empty()).then(|| Anchor { seq: *stream_seq, id: stream_msg_id.clone() })
+    }
 }
 
 // Arrays of one length each are all that unnest takes apart: lists of numbers go in as text.

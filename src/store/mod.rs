@@ -20,6 +20,7 @@ pub mod identity;
 pub mod lag;
 pub mod ledger;
 pub mod lock;
+pub mod lost_tail;
 pub mod mark;
 pub mod publication;
 pub mod replay;

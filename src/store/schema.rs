@@ -128,7 +128,7 @@ pub const DROP: &str = "\
 DROP FUNCTION IF EXISTS outbox.publish, outbox.maintain, outbox.prune_rows, outbox.compact, \
                         outbox.erase_rows, outbox.lag, outbox.record_gone, outbox.has_rows, \
                         outbox.span, outbox.settled, outbox.undecided, outbox.waiting, outbox.column_of, \
-                        outbox.quoted, outbox.open_gap;
+                        outbox.quoted, outbox.open_gap, outbox.withdraw;
 DROP TABLE IF EXISTS outbox.receipt, outbox.dead_letter, outbox.destination, outbox.relay, \
                      outbox.replay, outbox.event, outbox.schema_version;
 DROP SCHEMA IF EXISTS outbox;

@@ -6,6 +6,7 @@
 mod plan;
 #[path = "../support/mod.rs"]
 mod support;
+mod tail;
 
 use std::time::Duration;
 

@@ -106,7 +106,7 @@ impl Wire {
     }
 
     pub async fn resume(&mut self, floor: Floor) -> Resumed {
-        self.read(ReadFrom { known: floor.seq, floor, confirmable: Lsn::ZERO }).await
+        self.read(ReadFrom { known: floor.seq, floor, ..ReadFrom::default() }).await
     }
 
     pub async fn read(&mut self, from: ReadFrom) -> Resumed {
@@ -260,7 +260,7 @@ impl Run {
     fn resume(&mut self, proven: bool) {
         self.phase = Phase::Resuming { proven };
         let (floor, known) = (self.floor.clone(), self.floor.seq);
-        let from = ReadFrom { floor, known, confirmable: Lsn::ZERO };
+        let from = ReadFrom { floor, known, ..ReadFrom::default() };
         self.wire.publisher.order(Order::Resume(from));
     }
 

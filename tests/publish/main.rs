@@ -13,7 +13,6 @@ use futures_util::StreamExt as _;
 use outboxd::config::{DestinationConfig, PipelineChoice};
 use outboxd::error::Kind;
 use outboxd::event::{EventId, Reason};
-use outboxd::lsn::Lsn;
 use outboxd::publish::streams::{self, Probe};
 use outboxd::publish::{Order, Report};
 use outboxd::relay::outcome::{Floor, Outcome, Pipeline, ReadFrom, Refusal};
@@ -260,7 +259,7 @@ async fn resume_finds_exactly_what_is_stored() {
 
     // What nobody asks for any more is read over.
     let floor = Floor { created: created.clone(), seq: 1_000 };
-    let from = ReadFrom { known: 3_001, floor, confirmable: lsn_of(2_999) };
+    let from = ReadFrom { known: 3_001, floor, newest: None, confirmable: lsn_of(2_999) };
     let resumed = wire.read(from).await;
     let seqs: Vec<_> = resumed.found.iter().map(|found| found.seq).collect();
     assert_eq!((resumed.last_seq, seqs), (3_001, vec![2_999, 3_000]));
@@ -276,7 +275,7 @@ async fn resume_finds_exactly_what_is_stored() {
 
     // The stream ends below what was acknowledged, whatever the floor: messages were lost.
     let floor = Floor { created, seq: 1_000 };
-    let from = ReadFrom { floor, known: 3_002, confirmable: Lsn::ZERO };
+    let from = ReadFrom { floor, known: 3_002, ..ReadFrom::default() };
     wire.publisher.order(Order::Resume(from));
     let Report::Resumed(Err(failure)) = wire.report().await else { panic!() };
     assert_eq!(failure.kind, Kind::StreamShorter);

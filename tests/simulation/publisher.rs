@@ -125,7 +125,7 @@ impl Publisher {
             Order::Resume(_) if self.conn.is_none() || fails => {
                 effects.push(Effect::Report(Report::Resumed(Err(failure("no answer")))));
             }
-            Order::Resume(ReadFrom { floor, known, confirmable }) => {
+            Order::Resume(ReadFrom { floor, known, confirmable, .. }) => {
                 self.fenced = false;
                 self.resumed_at = now;
                 let same = floor.created == broker.created();

@@ -107,6 +107,7 @@ impl World {
             recorded_to: loaded.to,
             floor: self.postgres.ledger.floor(at),
             recorded_known: self.postgres.ledger.known(at),
+            recorded_newest: None,
             recorded_id: self.postgres.ledger.newest(),
             handed: loaded.handed,
             waiting: part.waiters,

@@ -52,6 +52,7 @@ pub(crate) fn spec(name: &str, floor: Option<Floor>) -> DestinationSpec {
         recorded_to: Lsn::ZERO,
         floor,
         recorded_known: 0,
+        recorded_newest: None,
         recorded_id: 0,
         handed: RangeSet::default(),
         waiting: Vec::new(),
@@ -231,7 +232,10 @@ fn resume_is_told_what_is_known_and_what_nobody_asks_for() {
     scene.feed(Input::Keepalive { wal_end: Lsn(77) });
     scene.feed(Input::Up(FIRST, facts("s1", 60, Pipeline::Batch)));
     let from = scene.ordered();
-    assert_eq!(from, ReadFrom { floor: floor("s1", 10), known: 40, confirmable: Lsn(77) });
+    assert_eq!(
+        from,
+        ReadFrom { floor: floor("s1", 10), known: 40, newest: None, confirmable: Lsn(77) }
+    );
     // It got to 20 only: what is between was not read.
     scene.found("s1", 20, &[]);
     scene.commit(&[(1, "r")]);

@@ -1,7 +1,7 @@
 //! The plan's table for the documentation: what is found, one thing after the other, and what the
 //! code makes of it.
 
-use super::{Cluster, Found, Make, Plan, plan};
+use super::{Cluster, Found, Make, Plan, Stream, plan};
 use crate::lsn::Lsn;
 use crate::store::history::Continuity;
 use crate::store::slot::{Slot, SlotState};
@@ -97,7 +97,39 @@ pub fn table() -> String {
     let line =
         |(words, found): (&str, Found)| format!("| {words} | {} |\n", words_of(&plan(found)));
     let lines: String = cases().into_iter().map(line).collect();
-    format!("| found | plan |\n|---|---|\n{lines}")
+    let stream = |(words, stream)| format!("| {words} | {} |\n", words_of_stream(stream));
+    let streams: String = streams().into_iter().map(stream).collect();
+    format!(
+        "| found | plan |\n|---|---|\n{lines}\n\
+         And for each destination, when its stream is reached:\n\n\
+         | the stream | plan |\n|---|---|\n{streams}"
+    )
+}
+
+fn streams() -> Vec<(&'static str, Stream)> {
+    vec![
+        ("was never written to", Stream::New),
+        ("has what it had, as far as its limits leave it", Stream::Same),
+        ("has nothing of what was published (purged, or beyond its limits)", Stream::Purged),
+        ("is another one of the same name", Stream::Rebuilt),
+        ("ends before what it acknowledged, or has another message there", Stream::Shorter),
+    ]
+}
+
+fn words_of_stream(stream: Stream) -> &'static str {
+    match stream {
+        Stream::New => "its end is recorded as floor, then publish",
+        Stream::Same => "Resume from the floor",
+        Stream::Purged => "Resume from the floor; what is gone is not sent again by itself",
+        Stream::Rebuilt => {
+            "Resume from its beginning, for what is undecided; what is recorded is not sent again by \
+             itself"
+        }
+        Stream::Shorter => {
+            "a gap: receipts above the last message that is where the ledger has it are withdrawn, \
+             Resume from there, and what it does not find is sent from the table"
+        }
+    }
 }
 
 fn words_of(plan: &Plan) -> String {

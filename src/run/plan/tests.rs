@@ -143,3 +143,43 @@ fn clusters_are_compared_by_identifier_and_timeline() {
     assert_eq!(compare(4, 3), Cluster::Behind { was: 4, now: 3 });
     assert!(matches!(Cluster::compare(("1", 3), ("2", 3)), Cluster::Other { .. }));
 }
+
+#[test]
+fn a_stream_is_told_by_its_creation_its_end_and_its_beginning() {
+    let facts = |created: &str, first_seq, last_seq| StreamFacts {
+        stream: "EVENTS".to_owned(),
+        created: created.to_owned(),
+        replicas: 1,
+        retention: crate::relay::outcome::Retention::Limits,
+        last_seq,
+        first_seq,
+        max_message_bytes: 1,
+        max_payload_bytes: 1,
+        duplicate_window: std::time::Duration::ZERO,
+        server_version: String::new(),
+        pipeline: crate::relay::outcome::Pipeline::Batch,
+        why: String::new(),
+    };
+    let numbers =
+        |upto: u64| (0..=upto).flat_map(move |one| (0..=one).map(move |other| (one, other)));
+    let mut seen = std::collections::HashSet::new();
+    for (created, now) in [("", "new"), ("old", "old"), ("old", "new")] {
+        for ((known, newest), (end, first)) in
+            numbers(3).flat_map(|one| numbers(5).map(move |other| (one, other)))
+        {
+            let last = end.saturating_sub(1);
+            let floor = Floor { created: created.to_owned(), seq: 0 };
+            let anchor = Anchor { seq: newest, id: "x".to_owned() };
+            let anchor = Some(&anchor).filter(|_| newest > 0);
+            let stream = Stream::compare(&floor, known, anchor, &facts(now, first, last));
+            seen.insert(stream.words());
+            let same = created == now;
+            assert_eq!(stream == Stream::New, created.is_empty());
+            assert_eq!(stream == Stream::Rebuilt, !created.is_empty() && !same);
+            assert_eq!(stream == Stream::Shorter, same && last < known);
+            let nothing_left = newest > 0 && newest < first;
+            assert_eq!(stream == Stream::Purged, same && last >= known && nothing_left);
+        }
+    }
+    assert_eq!(seen.len(), 4);
+}

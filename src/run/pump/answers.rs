@@ -12,7 +12,7 @@ use crate::store::Pulse;
 impl Pump<'_> {
     /// A job is done; how the session is to end, if it may for a better one.
     pub(super) fn done(&mut self, done: Done) -> Result<Option<Ended>, Failure> {
-        if let Done::SlotMade(_) | Done::Loaded(..) = done {
+        if let Done::SlotMade(_) | Done::Loaded(..) | Done::TailFound(..) = done {
             self.patient = self.patient.saturating_sub(1);
         }
         match done {
@@ -66,6 +66,13 @@ impl Pump<'_> {
             // Only the next start has more to look through.
             Done::Advanced(Err(failure)) => self.reporter.sweep_failed(&failure),
             Done::Advanced(Ok(())) => {}
+            Done::TailFound(id, result) => {
+                self.looking_for_tail = false;
+                match result {
+                    Ok(tail) => return Ok(Some(Ended::LostTail(tail))),
+                    Err(failure) => self.reporter.resume_failed(id, &failure),
+                }
+            }
             Done::CeilingRaised(to) => self.ceiling.raised(to?),
             Done::SlotMade(made) => {
                 let better = self.caretaker.as_mut().is_some_and(|one| one.made(&made));
