@@ -84,6 +84,8 @@ pub enum Command {
     Prune(commands::prune::Args),
     /// Remove the rows and dead letters of one run.
     Erase(commands::erase::Args),
+    /// After a restore to an older point: show what the stream has beyond it, and go on.
+    Recover(commands::recover::Args),
     /// Look at events that could not be published, and decide about them.
     #[command(subcommand)]
     DeadLetters(commands::dead_letters::Command),

@@ -103,10 +103,14 @@ kinds! {
         "start `outboxd run`: it compares the ledger with the outbox that it finds, and where they fit together (pg_upgrade, dump and restore) goes on with a gap. Where this is the wrong cluster, correct [source] url first";
     /// The ledger is of a later history than the outbox, which was restored without it.
     LedgerAhead "ledger-ahead" Setup
-        "restore the whole schema `outbox` from one backup: what the ledger calls published are other events than those that now get their numbers";
+        "restore the whole schema `outbox` from one backup, or: `outboxd recover` shows what the streams have beyond this outbox, and `outboxd recover --yes` takes out of the ledger what is about other events than those that now get their numbers";
     /// Receipts are missing: the outbox is there without its ledger, or with an older one.
     LedgerShort "ledger-short" Setup
-        "restore the whole schema `outbox` from one backup: without its receipts the relay would publish again what was published";
+        "restore the whole schema `outbox` from one backup, or: `outboxd recover` compares table and streams, and `outboxd recover --yes` records what is published";
+    /// The stream has messages of this relay whose events the database does not know, or of a later
+    /// generation: it was restored to an older point, or a failover lost transactions.
+    HistoryLost "history-lost" Setup
+        "`outboxd recover` shows them; `outboxd recover --yes` begins a new generation, and the relay goes on";
     /// 42501.
     Privilege "privilege" Setup
         "apply the grants of `outboxd schema --grants --role ROLE`; for slot and replication also ALTER ROLE … REPLICATION";

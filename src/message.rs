@@ -7,6 +7,7 @@
 //! checked or escaped here, so that no row can write a second header, a second message, or
 //! somebody else's subject.
 
+pub mod boundary;
 mod headers;
 mod identity;
 mod template;

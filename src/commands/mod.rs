@@ -10,6 +10,7 @@ pub mod demo;
 pub mod erase;
 pub mod init;
 pub mod prune;
+pub mod recover;
 pub mod replay;
 pub mod run;
 pub mod schema;
@@ -120,6 +121,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<(), Stopped> {
             Command::Trace(args) => trace::run(&args, &places.load()?.config).await,
             Command::Prune(args) => prune::run(&args, &places.load()?.config).await,
             Command::Erase(args) => erase::run(&args, &places.load()?.config).await,
+            Command::Recover(args) => recover::run(&args, &places.load()?.config).await,
             Command::DeadLetters(command) => {
                 dead_letters::run(&command, &places.load()?.config).await
             }

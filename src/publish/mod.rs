@@ -11,6 +11,7 @@ mod login;
 pub mod look;
 mod outcome;
 mod per_run;
+pub mod recovery;
 pub mod rehearsal;
 mod resume;
 mod session;

@@ -395,7 +395,7 @@ fn nanos(duration: Duration) -> u64 {
 }
 
 /// RFC 4648's standard alphabet with padding, as Go's JSON writes bytes.
-fn base64_decode(text: &str) -> Option<Vec<u8>> {
+pub(super) fn base64_decode(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
     let (mut bits, mut held) = (0_u32, 0_u32);
     for byte in text.trim_end_matches('=').bytes() {

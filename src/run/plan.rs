@@ -8,8 +8,9 @@
 mod table;
 
 use crate::error::{Failure, Kind};
+use crate::event::EventId;
 use crate::lsn::Lsn;
-use crate::relay::outcome::{Anchor, Floor, StreamFacts};
+use crate::relay::outcome::{Anchor, Floor, Found as Message, StreamFacts};
 use crate::store::history::Continuity;
 use crate::store::slot::{Slot, SlotState};
 
@@ -186,6 +187,28 @@ pub fn plan(found: Found) -> Plan {
         SlotState::Foreign { why } => {
             table(Kind::SlotForeign, format!("slot `{name}`: {why}"), None)
         }
+    }
+}
+
+/// What the database could know of a message, and does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Known {
+    /// The last number that the outbox has given.
+    pub last_seq: i64,
+    /// Where its WAL ends.
+    pub wal_end: Lsn,
+}
+
+/// Is a message of this generation surely not of this history? `holders`: the ids of the rows that have
+/// its number now, as text. One without a row may be deleted, or not visible yet; but not one whose
+/// number was never given, or that committed beyond the end of the WAL. An id that is no uuid is used
+/// again with its number, and proves nothing.
+pub fn is_orphan(message: &Message, holders: Option<&[String]>, known: Known) -> bool {
+    let beyond = message.commit_lsn.is_some_and(|lsn| lsn > known.wal_end);
+    match holders {
+        Some(ids) if !ids.contains(&message.id.to_string()) => true,
+        Some(_) => beyond && !matches!(message.id, EventId::Uuid(_)),
+        None => beyond || message.seq > known.last_seq,
     }
 }
 

@@ -429,6 +429,14 @@ impl Pump<'_> {
         let Some((destination, place)) = destination.zip(self.place(id)) else { return Ok(()) };
         let mut resumed = resumed;
         let mut candidates = std::mem::take(&mut resumed.found);
+        if let Some(later) = candidates.iter().find(|found| found.generation > generation) {
+            let detail = format!(
+                "destination `{}`: message {} of stream `{}` is of generation {}, the ledger of \
+                 generation {generation}",
+                place.destination, later.stream_seq, place.envelope.stream, later.generation
+            );
+            return Err(Failure::new(Kind::HistoryLost, detail));
+        }
         candidates.retain(|found| {
             let open = found.letter.is_some() || !destination.is_decided(found.seq);
             found.generation == generation && open

@@ -13,7 +13,7 @@ use crate::relay::outcome::{DestinationId, Found, Resumed};
 use crate::relay::ranges::RangeSet;
 use crate::run::letters;
 use crate::run::lost_tail::LostTail;
-use crate::run::plan::Plan;
+use crate::run::plan::{self, Known, Plan};
 use crate::run::sweeper::Looked;
 use crate::store::dead_letters::DeadLetter;
 use crate::store::ledger::{Receipt, ReceiptOutcome};
@@ -175,6 +175,7 @@ impl Ledger {
                 }
             }
         }
+        self.require_history(&place, &candidates, &seqs).await?;
         let is_stranger = |found: &&Found| !seqs.contains(found.seq);
         let strangers: Vec<Found> = candidates.iter().filter(is_stranger).cloned().collect();
         if !strangers.is_empty() {
@@ -214,6 +215,49 @@ impl Ledger {
         }
         let Resumed { created, last_seq, .. } = resumed;
         Ok(Verified { created, last_seq, seqs, strangers, last_lsn, letters })
+    }
+}
+
+impl Ledger {
+    /// Refuses to go on over messages of a history that this database does not have.
+    async fn require_history(
+        &self,
+        place: &Place,
+        candidates: &[Found],
+        matched: &RangeSet,
+    ) -> Result<(), Failure> {
+        let doubtful =
+            |one: &&Found| !matches!(one.id, EventId::Uuid(_)) || !matched.contains(one.seq);
+        let doubtful: Vec<&Found> = candidates.iter().filter(doubtful).collect();
+        if doubtful.is_empty() {
+            return Ok(());
+        }
+        // After the messages were read: what they could be is in the table by now.
+        let known = Known {
+            last_seq: self.store.last_number(&self.client).await?,
+            wal_end: self.store.pulse(&self.client).await?.wal_end,
+        };
+        let mut orphans = 0;
+        let mut first = None;
+        for chunk in doubtful.chunks(10_000) {
+            let seqs: Vec<i64> = chunk.iter().map(|one| one.seq).collect();
+            let holders = self.store.holders(&self.client, &seqs).await?;
+            let is_orphan = |one: &&&Found| {
+                let holders = holders.get(&one.seq).map(Vec::as_slice);
+                plan::is_orphan(one, holders, known)
+            };
+            for one in chunk.iter().filter(is_orphan) {
+                orphans += 1;
+                first.get_or_insert(*one);
+            }
+        }
+        let Some(first) = first else { return Ok(()) };
+        let detail = format!(
+            "destination `{}`: stream `{}` has {orphans} messages of this relay whose events this \
+             database does not know, the first at {}, number {}",
+            place.destination, place.envelope.stream, first.stream_seq, first.seq
+        );
+        Err(Failure::new(Kind::HistoryLost, detail))
     }
 }
 

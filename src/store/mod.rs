@@ -14,6 +14,7 @@ pub mod destinations;
 pub mod erase;
 pub mod events;
 pub mod facts;
+pub mod generation;
 pub mod grants;
 pub mod history;
 pub mod identity;

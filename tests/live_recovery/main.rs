@@ -1,13 +1,15 @@
 //! Recovery on real servers: what a start makes of a slot, a ledger, a cluster or a stream that is not
 //! what the relay left behind.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panic")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panic")]
 
 mod plan;
+mod restore;
 #[path = "../support/mod.rs"]
 mod support;
 mod tail;
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use outboxd::sandbox::{World, WorldOptions};
@@ -15,9 +17,16 @@ use support::look::{no_slow_run, publish, until};
 use support::{SETTLE, log_tail, options};
 use tokio_postgres::Client;
 
-/// Passes follow quickly.
+/// Passes follow quickly, and the server keeps no copy out.
 fn swept_often() -> WorldOptions {
-    WorldOptions { relay: "sweep_interval = \"1s\"".into(), ..options() }
+    let (relay, create) = ("sweep_interval = \"1s\"", "duplicate_window = \"100ms\"");
+    WorldOptions { relay: relay.into(), create: create.into(), ..options() }
+}
+
+/// Says on standard error, past the capture of tests' output, that a test leaves itself out.
+fn skipped(test: &str, why: &str) {
+    let words = format!("skipped: {test}: {why}\n");
+    std::io::stderr().write_all(words.as_bytes()).unwrap();
 }
 
 /// So many events of each of these runs, numbered from `first` on, one after the other.

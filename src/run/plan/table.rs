@@ -102,7 +102,7 @@ pub fn table() -> String {
     format!(
         "| found | plan |\n|---|---|\n{lines}\n\
          And for each destination, when its stream is reached:\n\n\
-         | the stream | plan |\n|---|---|\n{streams}"
+         | the stream | plan |\n|---|---|\n{streams}{READ}"
     )
 }
 
@@ -115,6 +115,12 @@ fn streams() -> Vec<(&'static str, Stream)> {
         ("ends before what it acknowledged, or has another message there", Stream::Shorter),
     ]
 }
+
+/// What only reading the stream shows.
+const READ: &str = "\
+    | has a message of ours whose number has another event, was never given, or that committed beyond \
+    the end of the WAL; or one of a later generation | **refuse** \
+    ([`history-lost`](errors.md#history-lost)) |\n";
 
 fn words_of_stream(stream: Stream) -> &'static str {
     match stream {

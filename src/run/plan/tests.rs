@@ -183,3 +183,33 @@ fn a_stream_is_told_by_its_creation_its_end_and_its_beginning() {
     }
     assert_eq!(seen.len(), 4);
 }
+
+#[test]
+fn a_message_is_an_orphan_when_this_history_can_not_have_it() {
+    let known = Known { last_seq: 10, wal_end: Lsn(100) };
+    let uuid = EventId::Uuid(uuid::Uuid::from_u128(7));
+    let (own, other) = (vec![uuid.to_string()], vec!["another".to_owned()]);
+    let mut orphans = 0;
+    for seq in [9, 10, 11] {
+        for lsn in [None, Some(99), Some(100), Some(101)] {
+            for id in [uuid.clone(), EventId::Int(7)] {
+                let message = Message {
+                    seq,
+                    id: id.clone(),
+                    commit_lsn: lsn.map(Lsn),
+                    generation: 1,
+                    stream_seq: 1,
+                    letter: None,
+                };
+                let beyond = lsn == Some(101);
+                let is_uuid = id == uuid;
+                let mine = if is_uuid { own.clone() } else { vec!["7".to_owned()] };
+                assert!(is_orphan(&message, Some(&other), known));
+                assert_eq!(is_orphan(&message, Some(&mine), known), beyond && !is_uuid);
+                assert_eq!(is_orphan(&message, None, known), beyond || seq > 10);
+                orphans += usize::from(is_orphan(&message, None, known));
+            }
+        }
+    }
+    assert!(orphans > 0);
+}
