@@ -8,6 +8,7 @@ mod restore;
 #[path = "../support/mod.rs"]
 mod support;
 mod tail;
+mod upgrade;
 
 use std::io::Write as _;
 use std::time::Duration;
