@@ -177,6 +177,7 @@ fn receipt(first: i64, last: i64) -> Receipt {
         destination: "events".into(),
         outcome: ReceiptOutcome::Published,
         seqs: vec![(first, last)],
+        late: vec![],
         handed: vec![],
         events: 1,
         unmatched: 0,

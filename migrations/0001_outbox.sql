@@ -159,6 +159,8 @@ CREATE TABLE outbox.receipt (
     floor_seq       bigint         NOT NULL,
     handed_seqs     bigint[],
     handed_runs     bigint[],
+    late_seqs       bigint[],
+    late_behind     bigint[],
     recorded_at     timestamptz    NOT NULL DEFAULT now(),
     PRIMARY KEY (relay, destination, id)
 );
@@ -179,6 +181,9 @@ COMMENT ON COLUMN outbox.receipt.floor_seq IS
     'Nothing of ours in the stream at or below this sequence has an unknown outcome.';
 COMMENT ON COLUMN outbox.receipt.handed_seqs IS
     'Only `handed`: the numbers in commit order, and beside them their runs'' hashes.';
+
+COMMENT ON COLUMN outbox.receipt.late_seqs IS
+    'Numbers decided behind a higher one of their run, in that order; beside them that number.';
 
 -- Events that could not be published. Holds all that is needed to decide about one and to send it
 -- again after its row is gone. Only the payload needs bytea: the other columns were text before.
@@ -240,7 +245,6 @@ CREATE TABLE outbox.replay (
     selection        jsonb          NOT NULL,
     seqs             int8multirange NOT NULL,
     done             int8multirange NOT NULL DEFAULT '{}',
-    in_commit_order  boolean        NOT NULL,
     planned          bigint         NOT NULL,
     stored           bigint         NOT NULL DEFAULT 0,
     duplicates       bigint         NOT NULL DEFAULT 0,
@@ -260,8 +264,6 @@ COMMENT ON COLUMN outbox.replay.seqs IS
     'Numbers that the receipts gave when the job began; the selection narrows them down. Empty when done.';
 COMMENT ON COLUMN outbox.replay.done IS
     'Numbers that need not be looked at any more: sent, refused, gone, or not selected.';
-COMMENT ON COLUMN outbox.replay.in_commit_order IS
-    'By the times of the commits, which the server kept; otherwise by number.';
 COMMENT ON COLUMN outbox.replay.duplicates IS
     'Acknowledged as duplicates: the stream did not grow by these.';
 COMMENT ON COLUMN outbox.replay.floor_seq IS

@@ -667,6 +667,16 @@ BEGIN
                                   FROM outbox.receipt p CROSS JOIN unnest(p.seqs) AS part
                                  WHERE p.relay = of_relay AND p.destination = s.destination
                                    AND p.id = ANY (s.ids)), '{}'),
+               late_seqs = (SELECT array_agg(l.seq ORDER BY p.id, l.place)
+                              FROM outbox.receipt p CROSS JOIN
+                                   unnest(p.late_seqs) WITH ORDINALITY AS l (seq, place)
+                             WHERE p.relay = of_relay AND p.destination = s.destination
+                               AND p.id = ANY (s.ids)),
+               late_behind = (SELECT array_agg(l.seq ORDER BY p.id, l.place)
+                                FROM outbox.receipt p CROSS JOIN
+                                     unnest(p.late_behind) WITH ORDINALITY AS l (seq, place)
+                               WHERE p.relay = of_relay AND p.destination = s.destination
+                                 AND p.id = ANY (s.ids)),
                events = s.events, unmatched = s.unmatched,
                first_lsn = s.first_lsn, last_lsn = s.last_lsn
           FROM slices s

@@ -52,6 +52,7 @@ fn published(seqs: &[(i64, i64)], last_lsn: Option<u64>, floor: u64) -> Receipt 
         destination: "events".into(),
         outcome: ReceiptOutcome::Published,
         seqs: seqs.to_vec(),
+        late: vec![],
         handed: vec![],
         events: 1,
         unmatched: 0,

@@ -32,8 +32,8 @@ JOB`, and sends nothing twice, however long ago that was: it reads its own messa
 stream first. A receipt tells between which positions its events committed, and no more: those that
 reach into the range are taken whole.
 
-The order of a run is that of its commits where the server has track_commit_timestamp on, otherwise
-that of the numbers, which is the same where one transaction of a run ends before the next one begins.
+The events of a run come in the order in which they were published. What was redriven from a dead
+letter comes at its own place.
 
 Exit code 1: refused, or not everything that was planned is in the stream now.
 
@@ -215,7 +215,6 @@ async fn prepare<'a>(
         selection: asked,
         seqs: plan.seqs,
         done: Vec::new(),
-        in_commit_order: plan.in_commit_order,
         planned: plan.selected,
         tally: jobs::Tally::default(),
         floor: crate::relay::outcome::Floor::default(),

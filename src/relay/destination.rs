@@ -18,6 +18,7 @@ use crate::relay::awaited::Awaited;
 use crate::relay::backoff::Backoff;
 use crate::relay::caution::Caution;
 use crate::relay::lanes::{Entry, Lanes, Slot};
+use crate::relay::late::Newest;
 use crate::relay::outcome::{
     Anchor, Answer, Attempt, Floor, Found, Outcome, Pipeline, ReadFrom, Refusal, StreamFacts,
 };
@@ -89,6 +90,7 @@ pub struct Destination {
     /// lags.
     pub(super) crowded: Option<(Instant, u64)>,
     last_acked: Option<LastAcked>,
+    order: Newest,
     /// From send to ack, of the events acked since the pump last asked.
     waits: Vec<Duration>,
 }
@@ -110,6 +112,7 @@ impl Destination {
             remembered: Remembered::default(),
             let_go: HashSet::new(),
             recorded_id: spec.recorded_id,
+            order: Newest::new(spec.newest),
             moved_at: None,
             crowded: None,
             spec,
@@ -493,7 +496,23 @@ impl Destination {
     /// Records a decision for the next receipt.
     pub(super) fn decide(&mut self, now: Instant, entry: &Entry, decision: Decision) {
         self.moved_at = Some(now);
-        self.decide_number(entry.event.seq, entry.origin, decision);
+        let (seq, run) = (entry.event.seq, entry.event.run_hash);
+        // A letter's number was decided when it was buried, and has its place.
+        if entry.origin.letter().is_none() {
+            let behind = self.order.note(run, seq);
+            self.decided.late.extend(behind.map(|behind| (seq, behind)));
+        }
+        self.decide_number(seq, entry.origin, decision);
+    }
+
+    /// Highest number decided here.
+    pub fn newest(&self) -> i64 {
+        self.order.newest()
+    }
+
+    /// Resume found numbers up to this one in the stream, and the ledger has their order.
+    pub(super) fn forget_order(&mut self, newest: i64) {
+        self.order.forget(newest);
     }
 
     /// The same for an event that never was in a lane.

@@ -379,6 +379,8 @@ impl Relay {
             spec.recorded.extend(verified.seqs.iter());
             spec.recorded_to = spec.recorded_to.max(verified.last_lsn.unwrap_or(Lsn(u64::MAX)));
             destination.found(&verified.seqs);
+            let newest = verified.seqs.iter().last().map(|(_, last)| last);
+            newest.into_iter().for_each(|newest| destination.forget_order(newest));
         }
         destination.waiting.look_again();
         let strangers = verified.strangers;

@@ -14,6 +14,7 @@ mod caution;
 pub mod destination;
 mod hand_over;
 pub mod lanes;
+pub mod late;
 pub mod machine;
 pub mod outcome;
 pub mod ranges;

@@ -69,6 +69,8 @@ pub struct Decided {
     pub gone: RangeSet,
     /// Letters that were sent again and are in the stream now.
     pub letters: Vec<i64>,
+    /// Decided behind a higher number of their run: each with the number behind which it belongs.
+    pub late: Vec<(i64, i64)>,
     /// Handed over, in commit order. Not decided, and to be recorded like decisions.
     pub handed: Vec<(i64, RunHash)>,
     /// How many were published.

@@ -33,6 +33,8 @@ pub struct DestinationSpec {
     pub recorded_known: u64,
     /// The newest message that the ledger names, in that stream.
     pub recorded_newest: Option<Anchor>,
+    /// Highest number that the ledger has as decided; `i64::MIN` when it has none.
+    pub newest: i64,
     /// Newest receipt of it.
     pub recorded_id: i64,
     /// Numbers that the ledger has as handed over, final since or not, and that WAL may bring again.

@@ -95,7 +95,7 @@ impl<'a> Replayer<'a> {
         let (client, name) = (&control.client, &config.relay.name);
         let row = identity::read(client, name, &config.source.table).await?;
         let generation = row.map_or(1, |row| row.generation);
-        select::open(client, &config.source, &destination.filter, job).await?;
+        select::open(client, name, &config.source, &destination.filter, job).await?;
         let envelope = Envelope {
             replay: Some(job.name.clone()),
             ..Envelope::new(name, generation, destination)
@@ -400,6 +400,7 @@ fn spec(name: &str, envelope: Envelope, job: &Job) -> DestinationSpec {
         floor: Some(job.floor.clone()).filter(|floor| !floor.created.is_empty()),
         recorded_known: job.stream_seq,
         recorded_newest: None,
+        newest: i64::MIN,
         recorded_id: 0,
         handed: RangeSet::default(),
         waiting: Vec::new(),

@@ -447,8 +447,9 @@ impl Pump<'_> {
             return self.feed(Input::Resumed(id, verified));
         }
         let floor = destination.recorded_floor(&resumed.created);
+        let newest = destination.newest();
         let ledger = Arc::clone(&self.ledger);
-        jobs.push(Box::pin(ledger.verify(id, place, resumed, candidates, floor)));
+        jobs.push(Box::pin(ledger.verify(id, place, resumed, candidates, (floor, newest))));
         Ok(())
     }
 

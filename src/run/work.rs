@@ -8,6 +8,7 @@ use crate::error::{Failure, Kind};
 use crate::event::{Event, EventId, Fault};
 use crate::lsn::Lsn;
 use crate::message::{Envelope, message_id};
+use crate::relay::late::late_of_any_run;
 use crate::relay::machine::{Burial, Loaded, ReceiptDraft, Verified, WaitingPart};
 use crate::relay::outcome::{DestinationId, Found, Resumed};
 use crate::relay::ranges::RangeSet;
@@ -134,9 +135,9 @@ impl Ledger {
         place: Place,
         resumed: Resumed,
         candidates: Vec<Found>,
-        floor: u64,
+        (floor, newest): (u64, i64),
     ) -> Done {
-        Done::Verified(id, self.verified(place, resumed, candidates, floor).await)
+        Done::Verified(id, self.verified(place, resumed, candidates, (floor, newest)).await)
     }
 
     async fn verified(
@@ -144,7 +145,7 @@ impl Ledger {
         place: Place,
         resumed: Resumed,
         candidates: Vec<Found>,
-        floor: u64,
+        (floor, newest): (u64, i64),
     ) -> Result<Verified, Failure> {
         let mut seqs = RangeSet::default();
         let mut events = 0;
@@ -196,11 +197,14 @@ impl Ledger {
         let last_lsn = known.as_ref().map_or(until, |lsns| lsns.iter().max().copied());
         let first_lsn = known.and_then(|lsns| lsns.into_iter().min());
         if let Some(last) = last {
+            let of_stream = candidates.iter().filter(|found| seqs.contains(found.seq));
+            let found: Vec<i64> = of_stream.map(|found| found.seq).collect();
             let receipt = Receipt {
                 stream_msg_id: place.message_id(&last.id),
                 destination: place.destination,
                 outcome: ReceiptOutcome::Published,
                 seqs: seqs.iter().collect(),
+                late: late_of_any_run(newest, found),
                 handed: Vec::new(),
                 events,
                 unmatched: 0,
@@ -271,6 +275,7 @@ fn receipts(place: &Place, draft: &ReceiptDraft) -> Vec<Receipt> {
         destination: place.destination.clone(),
         outcome,
         seqs: seqs.iter().collect(),
+        late: decided.late.iter().copied().filter(|(seq, _)| seqs.contains(*seq)).collect(),
         handed: Vec::new(),
         events,
         unmatched,

@@ -50,6 +50,9 @@ pub struct Receipt {
     /// Inclusive ranges of decided (or handed) numbers; empty in a receipt that records a floor
     /// alone.
     pub seqs: Vec<(i64, i64)>,
+    /// Of the numbers, those that were decided behind a higher one of their run, in that order, each
+    /// with the number behind which it belongs.
+    pub late: Vec<(i64, i64)>,
     /// Only of [`ReceiptOutcome::Handed`], else empty: the same numbers in commit order, with the
     /// hashes of their runs.
     pub handed: Vec<(i64, RunHash)>,
@@ -116,16 +119,17 @@ impl Latest {
 pub(super) const APPEND: &str = "\
     INSERT INTO outbox.receipt (relay, generation, destination, outcome, seqs, events, unmatched, \
         first_lsn, last_lsn, stream, stream_created, stream_seq, stream_msg_id, floor_seq, \
-        handed_seqs, handed_runs) \
+        handed_seqs, handed_runs, late_seqs, late_behind) \
     SELECT $1::text, $2::int4, r.destination, r.outcome, r.seqs::int8multirange, r.events, \
         r.unmatched, r.first_lsn, r.last_lsn, r.stream, r.stream_created, r.stream_seq, \
-        r.stream_msg_id, r.floor_seq, r.handed_seqs::int8[], r.handed_runs::int8[] \
+        r.stream_msg_id, r.floor_seq, r.handed_seqs::int8[], r.handed_runs::int8[], \
+        r.late_seqs::int8[], r.late_behind::int8[] \
     FROM unnest($3::text[], $4::text[], $5::text[], $6::int4[], $7::int4[], $8::pg_lsn[], \
                 $9::pg_lsn[], $10::text[], $11::text[], $12::int8[], $13::text[], $14::int8[], \
-                $15::text[], $16::text[]) \
+                $15::text[], $16::text[], $17::text[], $18::text[]) \
          WITH ORDINALITY AS r (destination, outcome, seqs, events, unmatched, first_lsn, last_lsn, \
                 stream, stream_created, stream_seq, stream_msg_id, floor_seq, handed_seqs, \
-                handed_runs, place) \
+                handed_runs, late_seqs, late_behind, place) \
     ORDER BY r.place \
     RETURNING id";
 
@@ -153,6 +157,11 @@ pub(super) const LATEST: &str = "\
     WHERE relay = $1::text AND destination = $2::text AND outcome NOT IN ('gone', 'adopted') \
     ORDER BY id DESC LIMIT 1";
 
+const NEWEST: &str = "\
+    SELECT greatest(max(upper(seqs)) - 1, max((SELECT max(one) FROM unnest(late_behind) AS one))) \
+    FROM outbox.receipt \
+    WHERE relay = $1::text AND destination = $2::text AND outcome <> 'handed'";
+
 impl Store {
     /// Appends receipts: one statement, all or none, durable when it returns (see
     /// [`Store::open`]). Only after that may the slot be confirmed beyond their events. Returns
@@ -176,6 +185,12 @@ impl Store {
                 .map(|r| (!r.handed.is_empty()).then(|| array(r.handed.iter().map(part))));
             lists.collect::<Vec<Option<String>>>()
         };
+        let late = |part: fn(&(i64, i64)) -> i64| {
+            let lists = receipts
+                .iter()
+                .map(|r| (!r.late.is_empty()).then(|| array(r.late.iter().map(part))));
+            lists.collect::<Vec<Option<String>>>()
+        };
         let result = client
             .query(
                 &self.append,
@@ -196,6 +211,8 @@ impl Store {
                     &signed(receipts.iter().map(|r| r.floor))?,
                     &handed(|(seq, _)| *seq),
                     &handed(|(_, run)| run.signed()),
+                    &late(|(seq, _)| *seq),
+                    &late(|(_, behind)| *behind),
                 ],
             )
             .await;
@@ -224,6 +241,15 @@ impl Store {
             recorded.push(Recorded { destination, handed, seqs, last_lsn });
         }
         Ok(recorded)
+    }
+
+    /// The highest number that was decided for a destination, as far as the ledger still has it;
+    /// `i64::MIN` when there is none.
+    pub async fn newest(&self, client: &Client, destination: &str) -> Result<i64, Failure> {
+        let row = client.query_one(NEWEST, &[&self.relay, &destination]).await;
+        row.and_then(|row| row.try_get::<_, Option<i64>>(0))
+            .map(|newest| newest.unwrap_or(i64::MIN))
+            .map_err(|error| failed("cannot read the highest number of the ledger", &error))
     }
 
     /// The newest receipt of a destination; `None` when nothing was ever recorded for it.

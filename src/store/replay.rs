@@ -25,8 +25,6 @@ pub struct Job {
     pub seqs: Vec<(i64, i64)>,
     /// Of them, those that need not be looked at any more.
     pub done: Vec<(i64, i64)>,
-    /// By the times of commits, or by number.
-    pub in_commit_order: bool,
     /// Events it was to publish when it began.
     pub planned: u64,
     /// What became of them so far.
@@ -84,14 +82,14 @@ const LOCK: &str = "\
         'outboxd replay ' || $1::text || ' ' || $2::text, 0))";
 
 const FIND: &str = "\
-    SELECT destination, selection, seqs::text, done::text, in_commit_order, planned, \
+    SELECT destination, selection, seqs::text, done::text, planned, \
            stored, duplicates, refused, gone, stream_created, floor_seq, stream_seq, \
            finished_at IS NOT NULL \
     FROM outbox.replay WHERE relay = $1::text AND job = $2::text";
 
 const CREATE: &str = "\
-    INSERT INTO outbox.replay (relay, job, destination, selection, seqs, in_commit_order, planned) \
-    VALUES ($1::text, $2::text, $3::text, $4::jsonb, $5::text::int8multirange, $6::bool, $7::int8)";
+    INSERT INTO outbox.replay (relay, job, destination, selection, seqs, planned) \
+    VALUES ($1::text, $2::text, $3::text, $4::jsonb, $5::text::int8multirange, $6::int8)";
 
 const ADVANCE: &str = "\
     UPDATE outbox.replay \
@@ -121,10 +119,10 @@ pub async fn find(client: &Client, relay: &str, job: &str) -> Result<Option<Job>
         let number = |index: usize| row.try_get::<_, i64>(index).map(i64::unsigned_abs);
         let ranges: [String; 2] = [row.try_get(2)?, row.try_get(3)?];
         let tally = Tally {
-            stored: number(6)?,
-            duplicates: number(7)?,
-            refused: number(8)?,
-            gone: number(9)?,
+            stored: number(5)?,
+            duplicates: number(6)?,
+            refused: number(7)?,
+            gone: number(8)?,
         };
         let job = Job {
             name: job.to_owned(),
@@ -132,12 +130,11 @@ pub async fn find(client: &Client, relay: &str, job: &str) -> Result<Option<Job>
             selection,
             seqs: Vec::new(),
             done: Vec::new(),
-            in_commit_order: row.try_get(4)?,
-            planned: number(5)?,
+            planned: number(4)?,
             tally,
-            floor: Floor { created: row.try_get(10)?, seq: number(11)? },
-            stream_seq: number(12)?,
-            finished: row.try_get(13)?,
+            floor: Floor { created: row.try_get(9)?, seq: number(10)? },
+            stream_seq: number(11)?,
+            finished: row.try_get(12)?,
         };
         Ok(Some((job, ranges)))
     };
@@ -160,15 +157,8 @@ pub async fn create(
     plan: &Plan,
 ) -> Result<(), Failure> {
     let planned = signed(plan.selected);
-    let values: [&(dyn ToSql + Sync); 7] = [
-        &relay,
-        &job,
-        &destination,
-        &Json(selection),
-        &multirange(&plan.seqs),
-        &plan.in_commit_order,
-        &planned,
-    ];
+    let values: [&(dyn ToSql + Sync); 6] =
+        [&relay, &job, &destination, &Json(selection), &multirange(&plan.seqs), &planned];
     let created = client.execute(CREATE, &values).await;
     created.map(drop).map_err(|error| failed("cannot record the replay", &error))
 }

@@ -14,7 +14,7 @@ use crate::support::{SETTLE, workload};
 #[tokio::test]
 async fn beside_live_traffic_the_limit_holds_and_nothing_is_confused() {
     const RATE: u64 = 400;
-    let mut place = Place::start().await;
+    let mut place = Place::start_with_times().await;
     place.write(2_000).await;
     let old = place.since(0).await;
     let until = place.position().await.to_string();

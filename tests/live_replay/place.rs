@@ -24,22 +24,19 @@ pub struct Place {
 }
 
 impl Place {
-    /// With commit times, and a broker that forgets ids at once.
+    /// With a broker that forgets ids at once.
     pub async fn start() -> Place {
         Place::start_with(WorldOptions { create: FORGETS.into(), ..options() }).await
     }
 
+    /// With a server that keeps the times of commits, too.
+    pub async fn start_with_times() -> Place {
+        let postgres = PostgresOptions::default().set("track_commit_timestamp", "on");
+        let create = FORGETS.into();
+        Place::start_with(WorldOptions { create, postgres, ..options() }).await
+    }
+
     pub async fn start_with(options: WorldOptions) -> Place {
-        let postgres = options.postgres.clone().set("track_commit_timestamp", "on");
-        Place::start_as(WorldOptions { postgres, ..options }).await
-    }
-
-    pub async fn start_without_times() -> Place {
-        let postgres = PostgresOptions::default();
-        Place::start_as(WorldOptions { create: FORGETS.into(), postgres, ..options() }).await
-    }
-
-    async fn start_as(options: WorldOptions) -> Place {
         let world = World::start(options).await.unwrap();
         let client = world.postgres.connect().await.unwrap();
         Place { world, client }

@@ -41,7 +41,7 @@ async fn take(place: &Place, name: &str, count: usize, ack: bool) {
 
 #[tokio::test]
 async fn an_event_is_followed_from_its_commit_to_every_consumer() {
-    let place = Place::start().await;
+    let place = Place::start_with_times().await;
     let explicit = pull::Config { ack_policy: AckPolicy::Explicit, ..pull::Config::default() };
     for name in ["acks", "takes", "sleeps"] {
         consumer(&place, name, explicit.clone()).await;

@@ -66,6 +66,7 @@ pub fn receipt(outcome: ReceiptOutcome, seqs: &[(i64, i64)]) -> Receipt {
         destination: "events".into(),
         outcome,
         seqs: seqs.to_vec(),
+        late: vec![],
         handed: vec![],
         events: 1,
         unmatched: 0,

@@ -16,6 +16,7 @@ fn run(seq: i64) -> RunHash {
 fn handed(seqs: &[i64], last_lsn: u64) -> Receipt {
     let ranges: Vec<(i64, i64)> = seqs.iter().map(|seq| (*seq, *seq)).collect();
     Receipt {
+        late: vec![],
         handed: seqs.iter().map(|seq| (*seq, run(*seq))).collect(),
         events: u64::try_from(seqs.len()).unwrap(),
         last_lsn: Some(Lsn(last_lsn)),

@@ -68,6 +68,12 @@ impl Ledger {
         i64::try_from(self.receipts.len()).unwrap()
     }
 
+    /// The highest number that is final.
+    pub fn highest(&self, destination: usize) -> i64 {
+        let of = self.finals.keys().filter(|(of, _)| *of == destination);
+        of.map(|(_, seq)| *seq).max().unwrap_or(i64::MIN)
+    }
+
     pub fn is_final(&self, destination: usize, seq: i64) -> bool {
         self.finals.contains_key(&(destination, seq))
     }

@@ -42,12 +42,11 @@ impl Teller {
             .map_or("as fast as it goes".to_owned(), |rate| format!("at most {rate} a second"));
         let verb = if before > 0 { "goes on" } else { "begins" };
         let first_line = format!(
-            "replay {} {verb}: {} of {} events to {}, {}, {rate}",
+            "replay {} {verb}: {} of {} events to {}, {rate}",
             job.name,
             job.planned.saturating_sub(before),
             job.planned,
             job.destination,
-            order_words(job.in_commit_order),
         );
         let line_at = now + LINE_EVERY;
         let (job, planned) = (job.name.clone(), job.planned);
@@ -100,13 +99,6 @@ fn line(text: &str) {
     drop(writeln!(io::stderr(), "{text}"));
 }
 
-fn order_words(in_commit_order: bool) -> &'static str {
-    match in_commit_order {
-        true => "in the order of their commits",
-        false => "in the order of their numbers (track_commit_timestamp is off)",
-    }
-}
-
 /// An event that can't be published.
 #[derive(Debug, Serialize)]
 struct Refused {
@@ -124,8 +116,6 @@ pub struct Report {
     stream: String,
     /// `planned`, `finished`, `stopped` or `replaced`.
     state: &'static str,
-    /// `commit` or `number`.
-    order: &'static str,
     selection: Selection,
     planned: u64,
     #[serde(flatten)]
@@ -143,7 +133,6 @@ impl Report {
             destination: destination.name.clone(),
             stream: destination.stream.clone(),
             state: if job.finished { "finished" } else { "planned" },
-            order: if job.in_commit_order { "commit" } else { "number" },
             selection: job.selection.clone(),
             planned: job.planned,
             tally: job.tally,
@@ -191,10 +180,9 @@ impl Report {
         let Tally { stored, duplicates, refused, gone } = self.tally;
         let Report { job, destination, stream, state, planned, left, .. } = self;
         let mut text = match *state {
-            "planned" => format!(
-                "replay {job} would send {left} events to {destination} (stream {stream}), {}",
-                order_words(self.order == "commit")
-            ),
+            "planned" => {
+                format!("replay {job} would send {left} events to {destination} (stream {stream})")
+            }
             state => format!(
                 "replay {job} {state}: {stored} of {planned} events stored in stream {stream}, {left} \
                  left"

@@ -53,6 +53,7 @@ pub(crate) fn spec(name: &str, floor: Option<Floor>) -> DestinationSpec {
         floor,
         recorded_known: 0,
         recorded_newest: None,
+        newest: i64::MIN,
         recorded_id: 0,
         handed: RangeSet::default(),
         waiting: Vec::new(),

@@ -12,7 +12,7 @@ use tokio_postgres::types::ToSql;
 use super::super::dead_letters::desk::like;
 use super::super::sql::{multirange, parse_multirange, quote_ident, quote_name};
 use super::super::{failed, unexpected};
-use crate::config::{Filter, Mark, SourceConfig};
+use crate::config::{Filter, SourceConfig};
 use crate::error::Failure;
 
 /// What was asked for; what is not given, takes all. Positions and times are as PostgreSQL reads
@@ -54,8 +54,6 @@ pub struct Plan {
     pub selected: u64,
     /// The first and the last of them, by number.
     pub span: Option<(i64, i64)>,
-    /// In the order of their commits, whose times the server kept.
-    pub in_commit_order: bool,
 }
 
 /// Where the ledger of a destination begins.
@@ -211,8 +209,7 @@ pub async fn plan(
     let sql = format!(
         "SELECT count(*), count(*) FILTER (WHERE {wanted}), \
                 min(t.{seq}::int8) FILTER (WHERE {wanted}), \
-                max(t.{seq}::int8) FILTER (WHERE {wanted}), \
-                current_setting('track_commit_timestamp')::bool \
+                max(t.{seq}::int8) FILTER (WHERE {wanted}) \
          FROM unnest($1::text::int8multirange) AS part \
               JOIN {table} AS t ON t.{seq} >= lower(part) AND t.{seq} < upper(part)",
         wanted = Wanted::sql(source, 2),
@@ -225,26 +222,21 @@ pub async fn plan(
         let row = client.query_one(&sql, &values).await?;
         let (present, selected): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
         let span: (Option<i64>, Option<i64>) = (row.try_get(2)?, row.try_get(3)?);
-        Ok((present.unsigned_abs(), selected.unsigned_abs(), span, row.try_get::<_, bool>(4)?))
+        Ok((present.unsigned_abs(), selected.unsigned_abs(), span))
     };
-    let (present, selected, span, keeps_times) =
+    let (present, selected, span) =
         read.await.map_err(|error| failed("cannot count the events to replay", &error))?;
     let width = |(first, last): &(i64, i64)| last.abs_diff(*first).saturating_add(1);
     let numbers: u64 = seqs.iter().map(width).sum();
-    Ok(Plan {
-        missing: numbers.saturating_sub(present),
-        selected,
-        span: span.0.zip(span.1),
-        // A mark is an UPDATE: the row then has the time of the mark.
-        in_commit_order: keeps_times && source.mark != Mark::Column,
-        seqs,
-    })
+    Ok(Plan { missing: numbers.saturating_sub(present), selected, span: span.0.zip(span.1), seqs })
 }
 
-/// Opens the list of what is left of a job, in its order. The server keeps it; no transaction stays
-/// open.
+/// Opens the list of what is left of a job, in the order in which its runs were published: by number,
+/// but for the exceptions that receipts list ([`crate::relay::late`]). The server keeps the list; no
+/// transaction stays open.
 pub async fn open(
     client: &Client,
+    relay: &str,
     source: &SourceConfig,
     takes: &Filter,
     job: &super::Job,
@@ -253,26 +245,30 @@ pub async fn open(
     // what is done stays a few ranges.
     let sql = format!(
         "DECLARE {CURSOR} NO SCROLL CURSOR WITH HOLD FOR \
+         WITH late AS MATERIALIZED ( \
+             SELECT DISTINCT ON (l.seq) l.seq, l.behind, r.id, l.place \
+             FROM outbox.receipt AS r \
+                  CROSS JOIN unnest(r.late_seqs, r.late_behind) WITH ORDINALITY \
+                             AS l (seq, behind, place) \
+             WHERE r.relay = $7::text AND r.destination = $8::text AND r.late_seqs IS NOT NULL \
+             ORDER BY l.seq, r.id, l.place) \
          SELECT o.seq, o.since FROM ( \
-             SELECT s.seq, s.at, least(lag(s.seq, 1, s.seq - 1) OVER (ORDER BY s.seq) + 1, s.seq) \
-                    AS since \
-             FROM (SELECT t.{seq}::int8 AS seq, {at} AS at \
-                   FROM unnest($1::text::int8multirange) AS part \
-                        JOIN {table} AS t ON t.{seq} >= lower(part) AND t.{seq} < upper(part) \
-                   WHERE {wanted}) AS s) AS o \
+             SELECT t.{seq}::int8 AS seq, \
+                    least(lag(t.{seq}::int8, 1, t.{seq}::int8 - 1) OVER (ORDER BY t.{seq}) + 1, \
+                          t.{seq}::int8) AS since \
+             FROM unnest($1::text::int8multirange) AS part \
+                  JOIN {table} AS t ON t.{seq} >= lower(part) AND t.{seq} < upper(part) \
+             WHERE {wanted}) AS o LEFT JOIN late ON late.seq = o.seq \
          WHERE NOT $2::text::int8multirange @> o.seq \
-         ORDER BY o.at NULLS FIRST, o.seq",
-        at = match job.in_commit_order {
-            true => "pg_xact_commit_timestamp(t.xmin)",
-            false => "NULL::timestamptz",
-        },
+         ORDER BY coalesce(late.behind, o.seq), late.id NULLS FIRST, late.place, o.seq",
         wanted = Wanted::sql(source, 3),
         seq = quote_ident(&source.columns.seq),
         table = quote_name(&source.table),
     );
     let Wanted { run, kind, kinds, tenants } = Wanted::new(&job.selection, takes);
     let (seqs, done) = (multirange(&job.seqs), multirange(&job.done));
-    let values: [&(dyn ToSql + Sync); 6] = [&seqs, &done, &run, &kind, &kinds, &tenants];
+    let values: [&(dyn ToSql + Sync); 8] =
+        [&seqs, &done, &run, &kind, &kinds, &tenants, &relay, &job.destination];
     let opened = client.execute(&sql, &values).await;
     opened.map(drop).map_err(|error| failed("cannot list the events to replay", &error))
 }
