@@ -35,7 +35,7 @@ async fn writer(world: &World) -> Client {
     client
 }
 
-/// Streams, sweeps, makes a slot, hands over, and writes a dead letter.
+/// Streams, sweeps, makes a slot, hands over, and writes a dead letter; replays and traces.
 #[tokio::test]
 async fn the_relay_does_everything_with_its_grants_alone() {
     let mut world = world("sweep_interval = \"1s\"\nmax_retained_wal = \"16MiB\"").await;
@@ -73,6 +73,11 @@ async fn the_relay_does_everything_with_its_grants_alone() {
     publish(&writer, "a", "k", 41).await;
     judge(&world, 82).await;
     assert_eq!(world.buried().await.unwrap().len(), 1);
+
+    let said = world.relay.run(&["replay", "--run", "b", "--job", "granted"]).await.unwrap();
+    assert!(said.contains("replay granted finished: 40 of 40 events stored"), "{said}");
+    let said = world.relay.run(&["trace", "1"]).await.unwrap();
+    assert!(said.contains("events (stream EVENTS): published"), "{said}");
     for word in ["privilege", "permission denied"] {
         assert!(!world.relay.log().contains(word), "{}", log_tail(&world));
     }
@@ -147,6 +152,7 @@ async fn a_writer_can_publish_and_nothing_else() {
         "SELECT * FROM outbox.dead_letter",
         "SELECT * FROM outbox.destination",
         "SELECT * FROM outbox.relay",
+        "SELECT * FROM outbox.replay",
         "CREATE TABLE outbox.mine ()",
     ] {
         let error = writer.batch_execute(sql).await.expect_err(sql);
