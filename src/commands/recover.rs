@@ -56,7 +56,8 @@ pub struct Args {
     #[arg(long, value_name = "STREAM")]
     pub quarantine: Option<String>,
 
-    /// Begin a generation although nothing was found: integer ids that are used again look the same.
+    /// Begin a generation although nothing was found: ids that are no uuids, in a table without
+    /// `created_at`, look the same when they are used again.
     #[arg(long)]
     pub force: bool,
 

@@ -11,7 +11,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::Envelope;
-use super::identity::{GENERATION, LSN, REDRIVEN, RELAY, REPLAY, SEQ, message_id};
+use super::identity::{CREATED_AT, GENERATION, LSN, REDRIVEN, RELAY, REPLAY, SEQ, message_id};
 use crate::event::{Event, Fault, Reason};
 
 /// Largest header block: the server keeps its length in 16 bits and refuses longer ones (10097).
@@ -56,7 +56,7 @@ impl Block {
         // A time outside the years -9999 to 9999 has no such text, and then no header.
         let created = event.created_at.and_then(|at| jiff::Timestamp::from_microsecond(at.0).ok());
         if let Some(created) = created {
-            self.own(HeaderName::from_static("Outbox-Created-At"), &created.to_string(), "")?;
+            self.own(HeaderName::from_static(CREATED_AT), &created.to_string(), "")?;
         }
         if event.payload.is_none() {
             self.own(HeaderName::from_static("Outbox-Tombstone"), "true", "")?;

@@ -6,13 +6,14 @@
 use async_nats::{HeaderMap, HeaderName};
 
 use super::Envelope;
-use crate::event::{EventId, Fault, Reason};
+use crate::event::{EventId, Fault, Reason, UnixMicros};
 use crate::relay::outcome::Found;
 
 pub(super) const RELAY: &str = "Outbox-Relay";
 pub(super) const GENERATION: &str = "Outbox-Generation";
 pub(super) const SEQ: &str = "Outbox-Seq";
 pub(super) const LSN: &str = "Outbox-Lsn";
+pub(super) const CREATED_AT: &str = "Outbox-Created-At";
 /// Number of the dead letter that the message was sent from.
 pub(super) const REDRIVEN: &str = "Outbox-Redriven";
 /// Names the replay job; such a copy counts for its own job only.
@@ -68,6 +69,7 @@ pub fn parse_identity(headers: &HeaderMap, envelope: &Envelope, stream_seq: u64)
         id: event_id(id, &envelope.relay, generation)?,
         commit_lsn: text(LSN).and_then(|lsn| lsn.parse().ok()),
         generation,
+        created_at: text(CREATED_AT).and_then(instant),
         stream_seq,
         letter: text(REDRIVEN).and_then(|letter| letter.parse().ok()),
     })
@@ -76,6 +78,10 @@ pub fn parse_identity(headers: &HeaderMap, envelope: &Envelope, stream_seq: u64)
 /// The replay that sent a message, if one did.
 pub fn replay_of(headers: &HeaderMap) -> Option<String> {
     headers.get(HeaderName::from_static(REPLAY)).map(|job| job.as_str().to_owned())
+}
+
+fn instant(text: &str) -> Option<UnixMicros> {
+    text.parse::<jiff::Timestamp>().ok().map(|at| UnixMicros(at.as_microsecond()))
 }
 
 fn event_id(text: &str, relay: &str, generation: i32) -> Option<EventId> {

@@ -112,7 +112,7 @@ impl Destination {
             remembered: Remembered::default(),
             let_go: HashSet::new(),
             recorded_id: spec.recorded_id,
-            order: Newest::new(spec.newest),
+            order: Newest::new(spec.highest),
             moved_at: None,
             crowded: None,
             spec,
@@ -506,7 +506,7 @@ impl Destination {
     }
 
     /// Highest number decided here.
-    pub fn newest(&self) -> i64 {
+    pub fn highest(&self) -> i64 {
         self.order.newest()
     }
 

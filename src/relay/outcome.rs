@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::event::{EventId, Reason};
+use crate::event::{EventId, Reason, UnixMicros};
 use crate::lsn::Lsn;
 
 /// Index of a destination in the configuration's order.
@@ -210,6 +210,8 @@ pub struct Found {
     pub commit_lsn: Option<Lsn>,
     /// `Outbox-Generation`.
     pub generation: i32,
+    /// `Outbox-Created-At`.
+    pub created_at: Option<UnixMicros>,
     /// Its stream sequence.
     pub stream_seq: u64,
     /// `Outbox-Redriven`: the dead letter that it was sent from.

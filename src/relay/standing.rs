@@ -34,7 +34,7 @@ pub struct DestinationSpec {
     /// The newest message that the ledger names, in that stream.
     pub recorded_newest: Option<Anchor>,
     /// Highest number that the ledger has as decided; `i64::MIN` when it has none.
-    pub newest: i64,
+    pub highest: i64,
     /// Newest receipt of it.
     pub recorded_id: i64,
     /// Numbers that the ledger has as handed over, final since or not, and that WAL may bring again.

@@ -400,7 +400,7 @@ fn spec(name: &str, envelope: Envelope, job: &Job) -> DestinationSpec {
         floor: Some(job.floor.clone()).filter(|floor| !floor.created.is_empty()),
         recorded_known: job.stream_seq,
         recorded_newest: None,
-        newest: i64::MIN,
+        highest: i64::MIN,
         recorded_id: 0,
         handed: RangeSet::default(),
         waiting: Vec::new(),

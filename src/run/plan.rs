@@ -8,9 +8,9 @@
 mod table;
 
 use crate::error::{Failure, Kind};
-use crate::event::EventId;
 use crate::lsn::Lsn;
 use crate::relay::outcome::{Anchor, Floor, Found as Message, StreamFacts};
+use crate::store::events::Holder;
 use crate::store::history::Continuity;
 use crate::store::slot::{Slot, SlotState};
 
@@ -199,15 +199,14 @@ pub struct Known {
     pub wal_end: Lsn,
 }
 
-/// Is a message of this generation surely not of this history? `holders`: the ids of the rows that have
-/// its number now, as text. One without a row may be deleted, or not visible yet; but not one whose
-/// number was never given, or that committed beyond the end of the WAL. An id that is no uuid is used
-/// again with its number, and proves nothing.
-pub fn is_orphan(message: &Message, holders: Option<&[String]>, known: Known) -> bool {
+/// Is a message of this generation surely not of this history? `holders`: the rows that have its number
+/// now. One without a row may be deleted, or not visible yet; but not one whose number was never given,
+/// or that committed beyond the end of the WAL.
+pub fn is_orphan(message: &Message, holders: Option<&[Holder]>, known: Known) -> bool {
     let beyond = message.commit_lsn.is_some_and(|lsn| lsn > known.wal_end);
     match holders {
-        Some(ids) if !ids.contains(&message.id.to_string()) => true,
-        Some(_) => beyond && !matches!(message.id, EventId::Uuid(_)),
+        Some(rows) if rows.iter().any(|row| row.is_of(message)) => false,
+        Some(rows) => beyond || rows.iter().all(|row| row.is_other(message)),
         None => beyond || message.seq > known.last_seq,
     }
 }
@@ -298,6 +297,16 @@ fn missing_before(found: &Found) -> Option<String> {
         return Some(format!(
             "the ledger was written in cluster {was}, this is cluster {now}, and its positions say \
              nothing here"
+        ));
+    }
+    // Slots are not copied to standbys, but for failover slots (PostgreSQL 17).
+    if let (Cluster::Promoted { was, now }, SlotState::Ok(slot)) = (&found.cluster, &found.slot)
+        && slot.failover != Some(true)
+    {
+        return Some(format!(
+            "the server was promoted (timeline {was} to {now}), and slot `{}` is no failover slot: it \
+             was made since",
+            found.name
         ));
     }
     match (&found.slot, found.ceiling) {

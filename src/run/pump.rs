@@ -447,9 +447,9 @@ impl Pump<'_> {
             return self.feed(Input::Resumed(id, verified));
         }
         let floor = destination.recorded_floor(&resumed.created);
-        let newest = destination.newest();
+        let highest = destination.highest();
         let ledger = Arc::clone(&self.ledger);
-        jobs.push(Box::pin(ledger.verify(id, place, resumed, candidates, (floor, newest))));
+        jobs.push(Box::pin(ledger.verify(id, place, resumed, candidates, (floor, highest))));
         Ok(())
     }
 

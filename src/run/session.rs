@@ -296,7 +296,7 @@ struct Known {
     waiting: Vec<Waiter>,
     beyond: Option<i64>,
     /// Highest number that is decided.
-    newest: i64,
+    highest: i64,
 }
 
 /// Reads what the ledger has from the slot's position on. Every statement comes after the lock.
@@ -361,7 +361,7 @@ async fn prepare(
         config.destinations.iter().zip(&mut known).zip(&progress)
     {
         known.latest = store.latest(&client, &destination.name).await?;
-        known.newest = store.newest(&client, &destination.name).await?;
+        known.highest = store.highest(&client, &destination.name).await?;
         let part = store.waiting(&client, &destination.name, 0, most).await?;
         known.beyond = (!part.complete).then_some(part.last_id);
         known.waiting = waiters(&part, progress.gap);
@@ -441,7 +441,7 @@ fn specs(config: &Config, places: &[Place], prepared: &Prepared) -> Vec<Destinat
             floor: latest.map(|latest| latest.floor.clone()),
             recorded_known: latest.map_or(0, |latest| latest.stream_seq),
             recorded_newest: latest.and_then(Latest::anchor),
-            newest: known.newest,
+            highest: known.highest,
             recorded_id: latest.map_or(0, |latest| latest.id),
             handed: known.handed.clone(),
             waiting: known.waiting.clone(),

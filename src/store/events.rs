@@ -6,10 +6,11 @@ use tokio_postgres::types::PgLsn;
 
 use super::sql::{quote_ident, quote_name};
 use super::{Store, failed};
-use crate::config::{ColumnMap, QualifiedName};
+use crate::config::{ColumnMap, QualifiedName, SourceConfig};
 use crate::error::Failure;
-use crate::event::EventId;
+use crate::event::{EventId, UnixMicros};
 use crate::lsn::Lsn;
+use crate::relay::outcome::Found;
 
 /// Rows that are there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +19,34 @@ pub struct Existing {
     pub seqs: Vec<i64>,
     /// All of them committed below this position; `None` when there are none.
     pub until: Option<Lsn>,
+}
+
+/// A row that has a number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Its id, as text.
+    pub id: String,
+    /// When it was made, if the table says so.
+    pub created_at: Option<UnixMicros>,
+}
+
+impl Holder {
+    /// Is it the row of this message, for certain? A uuid is one of a kind; any other id is used again
+    /// with its number after a restore, and then only the time tells.
+    pub fn is_of(&self, message: &Found) -> bool {
+        let same_time = || self.created_at.is_some() && self.created_at == message.created_at;
+        self.id == message.id.to_string() && (matches!(message.id, EventId::Uuid(_)) || same_time())
+    }
+
+    /// Is it the row of another event, for certain?
+    pub fn is_other(&self, message: &Found) -> bool {
+        let other_time = || {
+            let times = self.created_at.zip(message.created_at);
+            times.is_some_and(|(ours, theirs)| ours != theirs)
+        };
+        self.id != message.id.to_string()
+            || (!matches!(message.id, EventId::Uuid(_)) && other_time())
+    }
 }
 
 /// Numbers are looked up by index, ids compared here: one plan for every type of id column. The
@@ -30,6 +59,20 @@ pub(super) fn existing_sql(table: &QualifiedName, columns: &ColumnMap) -> String
         id = quote_ident(&columns.id),
         table = quote_name(table),
     )
+}
+
+/// The same with the time of the row, in microseconds since 1970, whatever type a time has.
+pub(super) fn holders_sql(source: &SourceConfig) -> Option<String> {
+    let SourceConfig { table, columns, .. } = source;
+    let created_at = quote_ident(columns.created_at.as_deref()?);
+    Some(format!(
+        "SELECT {seq}::int8, {id}::text, CASE WHEN isfinite({created_at}) \
+             THEN (extract(epoch FROM {created_at}) * 1000000)::int8 END \
+         FROM {table} WHERE {seq} = ANY ($1::int8[])",
+        seq = quote_ident(&columns.seq),
+        id = quote_ident(&columns.id),
+        table = quote_name(table),
+    ))
 }
 
 impl Store {

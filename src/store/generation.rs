@@ -3,13 +3,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Row};
 
+use super::events::Holder;
 use super::history::Continuity;
 use super::sql::multirange;
 use super::{Store, failed, identity};
 use crate::error::Failure;
+use crate::event::UnixMicros;
 use crate::relay::outcome::Floor;
 
 // unnest first: range_agg takes multiranges only from PostgreSQL 15 on.
@@ -76,21 +79,43 @@ const BEGIN: &str = "\
         pg_current_wal_insert_lsn(), $6::text, $7::text, $8::int8, '', $8::int8)";
 
 impl Store {
-    /// Ids of the rows that have these numbers.
+    /// The rows that have these numbers.
     pub async fn holders(
         &self,
         client: &Client,
         seqs: &[i64],
-    ) -> Result<HashMap<i64, Vec<String>>, Failure> {
+    ) -> Result<HashMap<i64, Vec<Holder>>, Failure> {
         let read = async {
-            let mut holders: HashMap<i64, Vec<String>> = HashMap::new();
-            for row in client.query(&self.existing, &[&seqs]).await? {
-                let (seq, id): (i64, Option<String>) = (row.try_get(0)?, row.try_get(1)?);
-                holders.entry(seq).or_default().extend(id);
+            let (rows, timed) = self.held(client, seqs).await?;
+            let mut holders: HashMap<i64, Vec<Holder>> = HashMap::new();
+            for row in rows {
+                let id: Option<String> = row.try_get(1)?;
+                let created_at = if timed { row.try_get(2)? } else { None };
+                let created_at = created_at.map(UnixMicros);
+                let holder = Holder { id: id.unwrap_or_default(), created_at };
+                holders.entry(row.try_get(0)?).or_default().push(holder);
             }
             Ok(holders)
         };
         read.await.map_err(|error| failed("cannot look for rows in the outbox table", &error))
+    }
+
+    /// True: with their times. A table may lack the column, or have no time in it.
+    async fn held(
+        &self,
+        client: &Client,
+        seqs: &[i64],
+    ) -> Result<(Vec<Row>, bool), tokio_postgres::Error> {
+        if let Some(sql) = &self.holders {
+            match client.query(sql, &[&seqs]).await {
+                Err(error)
+                    if [SqlState::UNDEFINED_COLUMN, SqlState::UNDEFINED_FUNCTION]
+                        .iter()
+                        .any(|state| error.code() == Some(state)) => {}
+                rows => return Ok((rows?, true)),
+            }
+        }
+        Ok((client.query(&self.existing, &[&seqs]).await?, false))
     }
 
     /// Which of these numbers a receipt calls final.

@@ -245,7 +245,7 @@ impl Store {
 
     /// The highest number that was decided for a destination, as far as the ledger still has it;
     /// `i64::MIN` when there is none.
-    pub async fn newest(&self, client: &Client, destination: &str) -> Result<i64, Failure> {
+    pub async fn highest(&self, client: &Client, destination: &str) -> Result<i64, Failure> {
         let row = client.query_one(NEWEST, &[&self.relay, &destination]).await;
         row.and_then(|row| row.try_get::<_, Option<i64>>(0))
             .map(|newest| newest.unwrap_or(i64::MIN))

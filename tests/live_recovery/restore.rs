@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use outboxd::sandbox::{PostgresOptions, STREAM, Stop, World, WorldOptions, stream};
+use outboxd::sandbox::{
+    Broker, Nats, Postgres, PostgresOptions, STREAM, Stop, World, WorldOptions, stream,
+};
 use serde_json::Value;
 use tokio_postgres::Client;
 use uuid::Uuid;
 
-use crate::support::look::until;
-use crate::support::{SETTLE, log_tail};
+use crate::support::look::{self, until};
+use crate::support::{SETTLE, log_tail, options};
 use crate::{WATCHED, not_ready, skipped, swept_often, write};
 
 const QUARANTINE: &str = "LOST";
@@ -246,6 +248,106 @@ async fn back_to_a_position() {
     write_many(&client, 201, 350).await;
     goes_on(&mut world, &client, &lost, 150).await;
     std::fs::remove_dir_all(archive).unwrap();
+}
+
+/// A table of the application's own with numbers as ids: the new events have number *and* id of lost ones,
+/// and committed at positions that the old history had used, too. They are not taken for published, and
+/// the server, which remembers ids for two minutes, does not take them for copies.
+#[tokio::test]
+async fn ids_that_are_used_again() {
+    let postgres = Postgres::start().await.unwrap();
+    let client = postgres.connect().await.unwrap();
+    client
+        .batch_execute(
+            "CREATE SCHEMA app; CREATE TABLE app.outbox (seq bigserial PRIMARY KEY, \
+                 id bigint NOT NULL, run_id text NOT NULL, kind text NOT NULL, payload json, \
+                 created_at timestamp DEFAULT now())",
+        )
+        .await
+        .unwrap();
+    let source = "table = \"app.outbox\"\n[source.columns]\ntenant = false\nversion = false\n\
+                  headers = false\n";
+    let options = WorldOptions { source: source.to_owned(), ..options() };
+    let broker = Broker::Single(Box::new(Nats::start().await.unwrap()));
+    let insert = "INSERT INTO app.outbox (id, run_id, kind, payload) \
+                  SELECT n, 'run', 'k', '{}' FROM generate_series($1::int8, $2::int8) AS n";
+    let mut world = World::assemble(options, postgres, broker).await.unwrap();
+    client.query(insert, &[&31_i64, &40_i64]).await.unwrap();
+    world.start_relay().await.unwrap();
+    arrived(&world, 10).await;
+    world.relay.terminate(SETTLE).await.unwrap();
+    drop(client);
+    world.postgres.stop(Stop::Fast).await.unwrap();
+    let backup = tempfile::tempdir().unwrap();
+    let (data, saved) = (world.postgres.data_dir(), backup.path().join("data"));
+    copy(&data, &saved);
+
+    world.postgres.restart().await.unwrap();
+    let client = world.postgres.connect().await.unwrap();
+    world.start_relay().await.unwrap();
+    client.query(insert, &[&41_i64, &60_i64]).await.unwrap();
+    arrived(&world, 30).await;
+    world.relay.terminate(SETTLE).await.unwrap();
+    drop(client);
+    world.postgres.stop(Stop::Fast).await.unwrap();
+    std::fs::remove_dir_all(&data).unwrap();
+    copy(&saved, &data);
+
+    world.postgres.restart().await.unwrap();
+    let client = world.postgres.connect().await.unwrap();
+    client.query(insert, &[&41_i64, &60_i64]).await.unwrap();
+    // The WAL is further than it ever was.
+    look::noise(&client, 2, Duration::ZERO).await;
+    world.relay.start().unwrap();
+    not_ready(&world, &["history-lost"]).await;
+    assert_eq!(count(&world, STREAM).await, 30);
+    world.relay.terminate(SETTLE).await.unwrap();
+    let (report, content) = recover(&world, &["--yes"]).await;
+    assert!(content, "{report}");
+    assert_eq!(report["destinations"][0]["orphans"].as_array().unwrap().len(), 20, "{report}");
+    world.start_relay().await.unwrap();
+    arrived(&world, 30 + 1 + 20).await;
+    tokio::time::sleep(WATCHED).await;
+    let messages = world.messages().await.unwrap();
+    let ids: Vec<String> = messages.iter().skip(31).map(|seen| seen.msg_id.clone()).collect();
+    let wanted: Vec<String> = (41..=60).map(|id| format!("world:2:{id}")).collect();
+    assert_eq!(ids, wanted);
+}
+
+/// A command that is cut off between the message to consumers and the ledger is run again: it finds the
+/// same, begins the same generation, and the message is there once.
+#[tokio::test]
+async fn a_recovery_that_is_cut_off() {
+    let mut world = World::start(options()).await.unwrap();
+    let client = world.postgres.connect().await.unwrap();
+    write(&client, &["a"], 1, 10).await;
+    recorded(&world).await;
+    world.relay.terminate(SETTLE).await.unwrap();
+    let lost = ids(&client, 5).await;
+    client
+        .batch_execute(
+            "DELETE FROM outbox.event WHERE seq > 5; SELECT setval('outbox.event_seq', 5); \
+             ALTER TABLE outbox.receipt ADD CONSTRAINT stop CHECK (generation < 2) NOT VALID",
+        )
+        .await
+        .unwrap();
+    let output = world.relay.output(&["recover", "--yes", "--json"]).await.unwrap();
+    assert!(!output.status.success());
+    assert_eq!(count(&world, STREAM).await, 11);
+    client.batch_execute("ALTER TABLE outbox.receipt DROP CONSTRAINT stop").await.unwrap();
+    let (report, content) = recover(&world, &["--yes"]).await;
+    assert!(content && report["new_generation"] == 2, "{report}");
+    assert_eq!(orphans(&report).into_iter().collect::<HashSet<_>>(), lost);
+    write(&client, &["b"], 1, 5).await;
+    arrives(&mut world, lost.len() + 1).await;
+}
+
+async fn arrived(world: &World, messages: u64) {
+    until("messages", SETTLE, || async {
+        let seen = count(world, STREAM).await;
+        (seen == messages).then_some(()).ok_or_else(|| format!("{seen}\n{}", log_tail(world)))
+    })
+    .await;
 }
 
 /// The outbox alone is older: the ledger calls numbers published that other events have now.

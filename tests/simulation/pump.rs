@@ -108,7 +108,7 @@ impl World {
             floor: self.postgres.ledger.floor(at),
             recorded_known: self.postgres.ledger.known(at),
             recorded_newest: None,
-            newest: self.postgres.ledger.highest(at),
+            highest: self.postgres.ledger.highest(at),
             recorded_id: self.postgres.ledger.newest(),
             handed: loaded.handed,
             waiting: part.waiters,

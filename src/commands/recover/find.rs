@@ -5,7 +5,6 @@ use tokio_postgres::Client;
 
 use crate::config::DestinationConfig;
 use crate::error::Failure;
-use crate::event::EventId;
 use crate::relay::outcome::{Found, Resumed};
 use crate::relay::ranges::RangeSet;
 use crate::store::Store;
@@ -108,10 +107,7 @@ async fn compare(
         for one in chunk {
             match holders.get(&one.seq) {
                 None => absent.push(one.clone()),
-                // An id that is no uuid is used again together with its number: it says nothing.
-                Some(ids)
-                    if matches!(one.id, EventId::Uuid(_)) && ids.contains(&one.id.to_string()) =>
-                {
+                Some(rows) if rows.iter().any(|row| row.is_of(one)) => {
                     seen.events += usize::from(!seen.published.contains(one.seq));
                     seen.published.insert(one.seq);
                 }

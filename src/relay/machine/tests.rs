@@ -53,7 +53,7 @@ pub(crate) fn spec(name: &str, floor: Option<Floor>) -> DestinationSpec {
         floor,
         recorded_known: 0,
         recorded_newest: None,
-        newest: i64::MIN,
+        highest: i64::MIN,
         recorded_id: 0,
         handed: RangeSet::default(),
         waiting: Vec::new(),
@@ -618,6 +618,7 @@ fn what_the_stream_has_and_the_table_does_not_show_is_not_sent_again() {
         id: event(seq, "r").id.clone(),
         commit_lsn: Some(Lsn(300)),
         generation: 1,
+        created_at: None,
         stream_seq,
     };
     let mut other = stranger(3, 14);

@@ -228,6 +228,7 @@ fn a_row_that_went_away_after_it_was_published_is_not_gone() {
         id,
         commit_lsn: None,
         generation: 1,
+        created_at: None,
         stream_seq: 11,
     };
     let created = "s1".to_owned();

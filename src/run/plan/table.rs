@@ -37,6 +37,14 @@ pub(super) fn at(confirmed_flush: Lsn, active_pid: Option<i32>) -> SlotState {
     })
 }
 
+/// The same as a failover slot.
+pub(super) fn synchronised(mut slot: SlotState) -> SlotState {
+    if let SlotState::Ok(slot) = &mut slot {
+        slot.failover = Some(true);
+    }
+    slot
+}
+
 /// What differs from a healthy start, in words, and as it is found.
 fn cases() -> Vec<(&'static str, Found)> {
     let slot = |slot| Found { slot, ..healthy() };
@@ -72,7 +80,17 @@ fn cases() -> Vec<(&'static str, Found)> {
             Found { last_failure: Some(crate::error::Kind::PublicationMissing), ..healthy() },
         ),
         ("`wal_level` is not logical", Found { wal_level: "replica".to_owned(), ..healthy() }),
-        ("a later timeline (failover)", cluster(Cluster::Promoted { was: 1, now: 2 })),
+        (
+            "a later timeline (failover), and a failover slot",
+            Found {
+                slot: synchronised(at(Lsn(50), None)),
+                ..cluster(Cluster::Promoted { was: 1, now: 2 })
+            },
+        ),
+        (
+            "a later timeline, and another slot, which was made since",
+            cluster(Cluster::Promoted { was: 1, now: 2 }),
+        ),
         (
             "a later timeline, and no slot",
             Found { slot: SlotState::Missing, ..cluster(Cluster::Promoted { was: 1, now: 2 }) },

@@ -1,6 +1,6 @@
 //! Every combination of what can be found, against properties.
 
-use super::table::{at, healthy};
+use super::table::{at, healthy, synchronised};
 use super::*;
 
 const CEILING: Lsn = Lsn(50);
@@ -10,6 +10,8 @@ fn slots() -> Vec<SlotState> {
         at(Lsn(40), None),
         at(CEILING, None),
         at(Lsn(60), None),
+        synchronised(at(Lsn(40), None)),
+        synchronised(at(Lsn(60), None)),
         at(CEILING, Some(7)),
         SlotState::Missing,
         SlotState::Creating { active_pid: Some(7) },
@@ -87,6 +89,8 @@ fn every_plan_keeps_to_the_rules() {
             .ceiling
             .zip(slot.as_ref())
             .is_some_and(|(ceiling, slot)| slot.confirmed_flush > ceiling);
+        let made_since = matches!(found.cluster, Cluster::Promoted { .. })
+            && slot.as_ref().is_some_and(|slot| slot.failover != Some(true));
         let Found { may_make, no_stream, publication, .. } = found;
         let plan = plan(found);
         assert_eq!(!one_history, matches!(plan, Plan::Refuse(_)), "{words}");
@@ -97,11 +101,11 @@ fn every_plan_keeps_to_the_rules() {
         }
         match plan {
             Plan::Stream(_) => {
-                assert!(!above && !elsewhere, "rows may be missing: {words}");
+                assert!(!above && !elsewhere && !made_since, "rows may be missing: {words}");
                 streams += 1;
             }
             Plan::Gap { .. } => {
-                assert!(above || elsewhere, "nothing is missing: {words}");
+                assert!(above || elsewhere || made_since, "nothing is missing: {words}");
                 gaps += 1;
             }
             Plan::Table { why, make } => {
@@ -186,30 +190,42 @@ fn a_stream_is_told_by_its_creation_its_end_and_its_beginning() {
 
 #[test]
 fn a_message_is_an_orphan_when_this_history_can_not_have_it() {
+    use crate::event::{EventId, UnixMicros};
     let known = Known { last_seq: 10, wal_end: Lsn(100) };
     let uuid = EventId::Uuid(uuid::Uuid::from_u128(7));
-    let (own, other) = (vec![uuid.to_string()], vec!["another".to_owned()]);
-    let mut orphans = 0;
-    for seq in [9, 10, 11] {
-        for lsn in [None, Some(99), Some(100), Some(101)] {
-            for id in [uuid.clone(), EventId::Int(7)] {
-                let message = Message {
-                    seq,
-                    id: id.clone(),
-                    commit_lsn: lsn.map(Lsn),
-                    generation: 1,
-                    stream_seq: 1,
-                    letter: None,
-                };
-                let beyond = lsn == Some(101);
-                let is_uuid = id == uuid;
-                let mine = if is_uuid { own.clone() } else { vec!["7".to_owned()] };
-                assert!(is_orphan(&message, Some(&other), known));
-                assert_eq!(is_orphan(&message, Some(&mine), known), beyond && !is_uuid);
-                assert_eq!(is_orphan(&message, None, known), beyond || seq > 10);
-                orphans += usize::from(is_orphan(&message, None, known));
+    let times = [None, Some(UnixMicros(1)), Some(UnixMicros(2))];
+    let (mut orphans, mut others) = (0, 0);
+    for (seq, lsn) in [9, 10, 11].into_iter().flat_map(|seq| {
+        [None, Some(99), Some(100), Some(101)].into_iter().map(move |lsn| (seq, lsn))
+    }) {
+        for (id, created_at) in
+            [&uuid, &EventId::Int(7)].into_iter().flat_map(|id| times.map(|at| (id.clone(), at)))
+        {
+            let is_uuid = id == uuid;
+            let message = Message {
+                seq,
+                id: id.clone(),
+                commit_lsn: lsn.map(Lsn),
+                generation: 1,
+                created_at,
+                stream_seq: 1,
+                letter: None,
+            };
+            let beyond = lsn == Some(101);
+            assert_eq!(is_orphan(&message, None, known), beyond || seq > 10);
+            orphans += usize::from(is_orphan(&message, None, known));
+            let another = Holder { id: "another".to_owned(), created_at };
+            assert!(is_orphan(&message, Some(&[another]), known));
+            for row_at in times {
+                let row = Holder { id: id.to_string(), created_at: row_at };
+                let same_time = row_at.is_some() && row_at == created_at;
+                let other_time = row_at.is_some() && created_at.is_some() && !same_time;
+                let orphan = is_orphan(&message, Some(&[row]), known);
+                let expected = !is_uuid && !same_time && (other_time || beyond);
+                assert_eq!(orphan, expected, "{message:?} {row_at:?}");
+                others += usize::from(orphan);
             }
         }
     }
-    assert!(orphans > 0);
+    assert!(orphans > 0 && others > 0);
 }
