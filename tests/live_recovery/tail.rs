@@ -4,10 +4,11 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
-use outboxd::sandbox::{STREAM, World, stream};
+use outboxd::sandbox::{STREAM, World, WorldOptions, stream};
 
-use crate::support::look::until;
+use crate::support::look::{self, until};
 use crate::support::{SETTLE, log_tail};
 use crate::{WATCHED, gap_closed, judge, swept_often, write};
 
@@ -91,6 +92,82 @@ async fn a_tail_that_is_lost_while_the_relay_is_away() {
     write(&client, &["a", "b"], 31, 10).await;
     world.start_relay().await.unwrap();
     judge(&world, 80).await;
+    withdrawn(&world, &client).await;
+}
+
+/// While the broker was away events were handed over to ledger and table: they are younger than those that
+/// it lost, and stay behind them.
+#[tokio::test]
+async fn a_tail_that_is_lost_while_events_wait() {
+    let relay = "sweep_interval = \"1s\"\nmax_retained_wal = \"16MiB\"".to_owned();
+    let mut world = World::start(WorldOptions { relay, ..swept_often() }).await.unwrap();
+    let client = world.postgres.connect().await.unwrap();
+    write(&client, &["a", "b"], 1, 20).await;
+    world.settle(SETTLE).await.unwrap();
+    let copy = Copy::of(&mut world).await;
+    write(&client, &["a", "b"], 21, 10).await;
+    world.settle(SETTLE).await.unwrap();
+    recorded(&world, 60).await;
+    world.nats().unwrap().stop().await.unwrap();
+    write(&client, &["a", "b"], 31, 10).await;
+    until("events handed over", SETTLE, || async {
+        look::noise(&client, 8, Duration::ZERO).await;
+        let sql = "SELECT count(*) FROM outbox.receipt WHERE outcome = 'handed'";
+        let handed: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
+        (handed > 0).then_some(()).ok_or_else(|| log_tail(&world))
+    })
+    .await;
+    copy.put_back();
+    write(&client, &["a", "b"], 41, 5).await;
+    world.nats().unwrap().restart().await.unwrap();
+    judge(&world, 90).await;
+    withdrawn(&world, &client).await;
+}
+
+/// A dead letter had been sent again, and its message was lost: it is sent once more.
+#[tokio::test]
+async fn a_letter_whose_message_was_lost() {
+    let mut world = World::start(swept_often()).await.unwrap();
+    let client = world.postgres.connect().await.unwrap();
+    let limit = async |world: &World, bytes: i64| {
+        let broker = world.broker.connect().await.unwrap();
+        look::edit_stream(&broker, STREAM, |config| config["max_msg_size"] = bytes.into()).await;
+    };
+    write(&client, &["a"], 1, 5).await;
+    world.settle(SETTLE).await.unwrap();
+    limit(&world, 900).await;
+    let id = uuid::Uuid::new_v4();
+    let body = format!(r#"{{"id":"{id}","run":"big","n":1,"pad":"{}"}}"#, "x".repeat(1_000));
+    let sql =
+        "SELECT outbox.publish(run_id => 'big', kind => 'k', payload => $1::text::json, id => $2)";
+    client.query_one(sql, &[&body, &id]).await.unwrap();
+    world.settle(SETTLE).await.unwrap();
+    assert!(world.buried().await.unwrap().contains(&id), "{}", log_tail(&world));
+    limit(&world, -1).await;
+    let copy = Copy::of(&mut world).await;
+    write(&client, &["a"], 6, 5).await;
+    world.settle(SETTLE).await.unwrap();
+    world.relay.run(&["dead-letters", "redrive", "--run", "big", "--why", "room"]).await.unwrap();
+    let redriven = async || {
+        until("redriven", SETTLE, || async {
+            let letters = world.buried().await.unwrap().len();
+            (letters == 0).then_some(()).ok_or_else(|| log_tail(&world))
+        })
+        .await;
+    };
+    redriven().await;
+    recorded(&world, 10).await;
+    world.nats().unwrap().stop().await.unwrap();
+    copy.put_back();
+    world.nats().unwrap().restart().await.unwrap();
+    write(&client, &["a"], 11, 5).await;
+    until("withdrawn", SETTLE, || async {
+        let told = world.relay.log().contains("is withdrawn");
+        told.then_some(()).ok_or_else(|| log_tail(&world))
+    })
+    .await;
+    judge(&world, 16).await;
+    assert_eq!(world.buried().await.unwrap().len(), 0, "{}", log_tail(&world));
     withdrawn(&world, &client).await;
 }
 
