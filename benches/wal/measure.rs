@@ -1,10 +1,9 @@
-//! What the relay costs the primary in WAL: bytes per event that it writes itself, which is what the
-//! server writes with it less what the same inserts alone write. Owns its servers.
-//! `cargo bench --bench wal -- --seconds 20 --rounds 3`
+//! WAL that the server writes with the relay, less what the same inserts alone write. Owns its servers;
+//! `make bench` measures with it, too.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panic")]
 
-use std::process::ExitCode;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use outboxd::lsn::Lsn;
@@ -12,25 +11,26 @@ use outboxd::sandbox::{Broker, Nats, Postgres, PostgresOptions, World, WorldOpti
 use tokio_postgres::Client;
 
 /// Events per second, in transactions of ten.
-const RATE: u64 = 2_000;
+pub const RATE: u64 = 2_000;
 const IN_ONE: u64 = 10;
 /// Bytes per event of the ledger that are too many.
-const LIMIT: f64 = 5.0;
+pub const LIMIT: f64 = 5.0;
 /// The relay is done with the last event long before.
 const SETTLE: Duration = Duration::from_secs(120);
 
 /// A way to keep account of what is published.
-struct Mode {
-    name: &'static str,
+pub struct Mode {
+    pub name: &'static str,
     /// Lines of the destination.
     destination: &'static str,
     /// `column` or `delete`, which only a table of the application's own has.
     mark: Option<&'static str>,
     /// Is it held to the limit?
-    limited: bool,
+    pub limited: bool,
 }
 
-const MODES: &[Mode] = &[
+/// The ledger alone first.
+pub const MODES: &[Mode] = &[
     Mode { name: "ledger", destination: "", mark: None, limited: true },
     Mode {
         name: "ledger, filter takes every second",
@@ -44,82 +44,36 @@ const MODES: &[Mode] = &[
 
 /// WAL bytes per event of one round.
 #[derive(Debug, Clone, Copy)]
-struct Round {
-    alone: f64,
-    with_relay: f64,
-    receipts: f64,
+pub struct Round {
+    pub alone: f64,
+    pub with_relay: f64,
+    /// Written in a second.
+    pub receipts: f64,
 }
 
-#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
-async fn main() -> ExitCode {
-    let (seconds, rounds) = (argument("--seconds", 20), argument("--rounds", 3));
-    println!("{rounds} rounds of {seconds} s at {RATE} events/s, alone and with the relay in turn");
-    let mut table = String::new();
-    let mut ok = true;
-    for mode in MODES {
-        let mut measured = Vec::new();
-        let mut bench = Bench::on(mode).await;
-        for _ in 0..rounds {
-            let round = bench.round(seconds * RATE / IN_ONE).await;
-            println!("{}: {round:.2?}", mode.name);
-            measured.push(round);
-        }
-        let (line, good) = judge(mode, &measured);
-        table += &line;
-        ok &= good;
+impl Round {
+    /// What the relay writes.
+    pub fn own(&self) -> f64 {
+        self.with_relay - self.alone
     }
-    println!("\n| mode | inserts alone | with the relay | the relay's (spread) | receipts/s | |");
-    println!("|---|---|---|---|---|---|\n{table}\nWAL bytes per event, medians");
-    if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn argument(name: &str, default: u64) -> u64 {
-    let mut arguments = std::env::args().skip_while(|argument| argument != name).skip(1);
-    arguments.next().map_or(default, |text| text.parse().unwrap()).max(1)
-}
-
-fn judge(mode: &Mode, rounds: &[Round]) -> (String, bool) {
-    let of = |figure: fn(&Round) -> f64| {
-        let mut figures: Vec<f64> = rounds.iter().map(figure).collect();
-        figures.sort_by(f64::total_cmp);
-        figures
-    };
-    let median = |figures: &[f64]| figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN);
-    let own = of(|round| round.with_relay - round.alone);
-    let good = !mode.limited || median(&own) <= LIMIT;
-    let verdict = match (mode.limited, good) {
-        (true, true) => format!("PASS (≤ {LIMIT})"),
-        (true, false) => format!("FAIL (> {LIMIT})"),
-        (false, _) => "for comparison".to_owned(),
-    };
-    let line = format!(
-        "| {} | {:.1} | {:.1} | {:.2} ({:.2} … {:.2}) | {:.1} | {verdict} |\n",
-        mode.name,
-        median(&of(|round| round.alone)),
-        median(&of(|round| round.with_relay)),
-        median(&own),
-        own.first().copied().unwrap_or(f64::NAN),
-        own.last().copied().unwrap_or(f64::NAN),
-        median(&of(|round| round.receipts)),
-    );
-    (line, good)
-}
-
-struct Bench {
+/// One installation.
+pub struct Bench {
     world: World,
     client: Client,
     insert: &'static str,
 }
 
 impl Bench {
-    async fn on(mode: &Mode) -> Bench {
+    pub async fn on(program: &Path, mode: &Mode) -> Bench {
         let postgres = PostgresOptions::default()
             // Both would fall on one half of a round and not on the other.
             .set("autovacuum", "off")
             .set("checkpoint_timeout", "1h")
             .set("max_wal_size", "16GB");
         let mut options = WorldOptions {
-            program: env!("CARGO_BIN_EXE_outboxd").into(),
+            program: program.to_owned(),
             postgres,
             destination: mode.destination.into(),
             ..WorldOptions::default()
@@ -139,7 +93,9 @@ impl Bench {
         Bench { world, client, insert }
     }
 
-    async fn round(&mut self, transactions: u64) -> Round {
+    /// So many seconds of inserts alone, and as many with the relay.
+    pub async fn round(&mut self, seconds: u64) -> Round {
+        let transactions = seconds * RATE / IN_ONE;
         let alone = self.half(transactions, false).await;
         self.world.start_relay().await.unwrap();
         // What was inserted without it is not counted twice.
