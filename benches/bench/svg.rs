@@ -79,7 +79,7 @@ pub fn plot(title: &str, x: &Axis, y: &Axis, curves: &[Curve]) -> String {
     let up = |value: f64| HEIGHT - BOTTOM - y.place(value) * (HEIGHT - TOP - BOTTOM);
     let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
          font-family=\"system-ui, sans-serif\" font-size=\"12\" fill=\"{TEXT}\">\n\
          <title>{title}</title>\n\
          <text x=\"{LEFT}\" y=\"20\" font-size=\"15\" font-weight=\"600\">{title}</text>\n"
