@@ -148,10 +148,13 @@ fn keep(report: &mut Report, series: &Series) {
     if report.drained.is_none() {
         report.drained = Some(drained(series));
         let raw = series.limits.first().map(|limit| limit.acked.clone());
-        report.drain_curves.extend(raw.map(|points| Curve::of_rate("raw publisher", &points)));
+        report
+            .drain_curves
+            .extend(raw.map(|points| Curve::of_rate("raw publisher", &points, 0, true)));
     }
     let name = format!("relay, {}", series.way.pipeline);
-    let first = series.runs.first().map(|run| Curve::of_rate(&name, &run.stored));
+    let colour = report.drain_curves.len();
+    let first = series.runs.first().map(|run| Curve::of_rate(&name, &run.stored, colour, false));
     report.drain_curves.extend(first);
 }
 

@@ -169,7 +169,12 @@ pub async fn part(args: &Args, report: &mut Report) -> Result<()> {
     for ((span, nth), points) in curves {
         let who = if span == Span::ReturnToAck { "relay" } else { "poller" };
         let percentile = Percentiles::NAMES.get(nth).copied().unwrap_or_default();
-        report.rate_curves.push(Curve { name: format!("{who}, {percentile}"), points });
+        report.rate_curves.push(Curve {
+            name: format!("{who}, {percentile}"),
+            points,
+            colour: usize::from(nth > 0),
+            dashed: span == Span::PollerReturnToAck,
+        });
     }
     report.section(Section::new("Latency", TEXT).with(table).with(multiples));
     Ok(())
@@ -185,6 +190,7 @@ fn judge(report: &mut Report, seen: &Seconds) {
 }
 
 fn distribution(report: &mut Report, rate: &str, seen: &Seconds) {
+    let colour = report.latency_curves.len() / 2;
     for (span, who) in [(Span::ReturnToAck, "relay"), (Span::PollerReturnToAck, "poller")] {
         let Some(times) = seen.first.get(&span) else { continue };
         // Equal steps where the plot has equal steps: in the logarithm of what is left.
@@ -192,7 +198,12 @@ fn distribution(report: &mut Report, rate: &str, seen: &Seconds) {
         let resolved = shares.filter(|share| (1.0 - share) * times.len() as f64 >= 1.0);
         let points = resolved.map(|share| (share * 100.0, percentile(times, share))).collect();
         let rate = rate.split(' ').next().unwrap_or_default();
-        report.latency_curves.push(Curve { name: format!("{who}, {rate}/s"), points });
+        report.latency_curves.push(Curve {
+            name: format!("{who}, {rate}/s"),
+            points,
+            colour,
+            dashed: span == Span::PollerReturnToAck,
+        });
     }
 }
 

@@ -24,7 +24,7 @@ pub fn lines(args: &Args) -> Result<Vec<(&'static str, String)>> {
         ("commit", commit()),
         ("date", now.to_string()),
         ("rounds", args.rounds().to_string()),
-        ("load before", load()?),
+        ("load before", format!("{:.2}", load()?)),
     ])
 }
 
@@ -35,10 +35,10 @@ fn model() -> Result<String> {
     Ok(name.unwrap_or_else(|| std::env::consts::ARCH.to_owned()))
 }
 
-/// What others do beside us: the average over a minute, of cores.
-pub fn load() -> Result<String> {
+/// What others do: processes that ran or wanted to, the average over a minute.
+pub fn load() -> Result<f64> {
     let text = fs::read_to_string("/proc/loadavg")?;
-    Ok(text.split(' ').next().unwrap_or_default().to_owned())
+    Ok(text.split(' ').next().unwrap_or_default().parse()?)
 }
 
 fn number(text: &str, name: &str) -> Option<f64> {

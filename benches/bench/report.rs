@@ -11,6 +11,9 @@ use crate::{Result, machine, plots};
 /// What is written by hand below this line survives the next run.
 const BY_HAND: &str = "<!-- Below this line the page is written by hand and kept. -->";
 
+/// A machine that is busier than that on its own account is not one to measure on.
+const LOAD_MAX: f64 = 0.5;
+
 /// See the module.
 pub struct Report {
     machine: Vec<(&'static str, String)>,
@@ -42,23 +45,27 @@ pub struct Drained {
 pub struct Curve {
     pub name: String,
     pub points: Vec<(f64, f64)>,
+    /// What belongs together has one colour.
+    pub colour: usize,
+    /// What the relay is compared with.
+    pub dashed: bool,
 }
 
 impl Curve {
-    /// Thousands of events per second over seconds, from counts: each point is the mean of the half
-    /// second before it.
-    pub fn of_rate(name: &str, counts: &[(f64, u64)]) -> Curve {
-        const STEP: f64 = 0.5;
+    /// Thousands of events per second over seconds, from counts: each point is the mean since the
+    /// one before it.
+    pub fn of_rate(name: &str, counts: &[(f64, u64)], colour: usize, dashed: bool) -> Curve {
+        const POINTS: f64 = 40.0;
+        let last = counts.last().map_or(0.0, |(at, _)| *at);
         let mut points = Vec::new();
         let (mut then, mut before) = (0.0, 0);
-        let last = counts.last().map_or(0.0, |(at, _)| *at);
         for (at, count) in counts {
-            if at - then >= STEP || (*at >= last && at - then > STEP / 2.0) {
+            if at - then >= last / POINTS {
                 points.push((*at, (count - before) as f64 / 1e3 / (at - then)));
                 (then, before) = (*at, *count);
             }
         }
-        Curve { name: name.to_owned(), points }
+        Curve { name: name.to_owned(), points, colour, dashed }
     }
 }
 
@@ -130,7 +137,7 @@ impl Report {
         for (name, value) in &machine {
             println!("{name:<12} {value}");
         }
-        Ok(Report {
+        let mut report = Report {
             machine,
             sections: Vec::new(),
             checks: Vec::new(),
@@ -139,7 +146,15 @@ impl Report {
             drain_curves: Vec::new(),
             latency_curves: Vec::new(),
             rate_curves: Vec::new(),
-        })
+        };
+        let load = machine::load()?;
+        if load > LOAD_MAX {
+            report.note(format!(
+                "The machine was not idle: {load:.1} processes wanted its cores when the bench began. \
+                 The figures are those of a machine that is shared."
+            ));
+        }
+        Ok(report)
     }
 
     pub fn section(&mut self, section: Section) {

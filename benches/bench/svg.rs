@@ -13,8 +13,7 @@ const BOTTOM: f64 = 48.0;
 
 const TEXT: &str = "#808890";
 const GRID: &str = "#808890";
-const COLOURS: [&str; 8] =
-    ["#2f81f7", "#e0762f", "#3fa65a", "#b565d8", "#d9a520", "#d64a5b", "#2aa5a0", "#8a7a66"];
+const COLOURS: [&str; 6] = ["#2f81f7", "#e0762f", "#3fa65a", "#b565d8", "#d9a520", "#d64a5b"];
 
 /// One axis.
 pub struct Axis {
@@ -112,7 +111,9 @@ pub fn plot(title: &str, x: &Axis, y: &Axis, curves: &[Curve]) -> String {
         f64::midpoint(TOP, bottom),
         y.title
     ));
-    for ((curve, colour), line) in curves.iter().zip(COLOURS.iter().cycle()).zip(0_u32..) {
+    for (curve, line) in curves.iter().zip(0_u32..) {
+        let colour = COLOURS.get(curve.colour % COLOURS.len()).copied().unwrap_or(TEXT);
+        let dash = if curve.dashed { " stroke-dasharray=\"5 4\"" } else { "" };
         let mut path = String::new();
         for (at, value) in &curve.points {
             let verb = if path.is_empty() { 'M' } else { 'L' };
@@ -120,9 +121,9 @@ pub fn plot(title: &str, x: &Axis, y: &Axis, curves: &[Curve]) -> String {
         }
         let place = TOP + 8.0 + f64::from(line) * 18.0;
         add(format!(
-            "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" stroke-linejoin=\"round\"/>\n\
+            "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" stroke-linejoin=\"round\"{dash}/>\n\
              <line x1=\"{:.1}\" y1=\"{place:.1}\" x2=\"{:.1}\" y2=\"{place:.1}\" stroke=\"{colour}\" \
-             stroke-width=\"3\"/>\n<text x=\"{:.1}\" y=\"{:.1}\">{}</text>\n",
+             stroke-width=\"3\"{dash}/>\n<text x=\"{:.1}\" y=\"{:.1}\">{}</text>\n",
             right + 12.0,
             right + 28.0,
             right + 34.0,
