@@ -8,15 +8,18 @@
 //! somebody else's subject.
 
 pub mod boundary;
+mod digits;
+mod fields;
 mod headers;
 mod identity;
 mod template;
 
+pub use digits::{Room, decimal, push_decimal};
+pub use fields::Headers;
 pub use headers::MAX_HEADER_BYTES;
 pub use identity::{message_id, parse_identity, replay_of};
 pub use template::{MAX_SUBJECT_BYTES, Template, TemplateError, unescape};
 
-use async_nats::{HeaderMap, Subject};
 use bytes::Bytes;
 
 use crate::config::DestinationConfig;
@@ -55,23 +58,61 @@ impl Envelope {
     }
 }
 
-/// A message as it goes to the NATS client.
+/// A message as it goes to the server: subject and header block are written once, in the form that
+/// they have on the wire.
 #[derive(Debug, Clone)]
 pub struct Message {
-    /// Where to.
-    pub subject: Subject,
-    /// All headers.
-    pub headers: HeaderMap,
+    /// The subject, and the header block right behind it.
+    text: String,
+    subject_bytes: usize,
+    id_bytes: usize,
     /// Body.
     pub payload: Bytes,
-    /// Bytes of header block and body, as the server counts them against its limits.
-    pub size: usize,
 }
 
 impl Message {
-    /// `Nats-Msg-Id`; empty only for a message that [`encode`] did not make.
+    /// One with nothing but an id.
+    #[cfg(test)]
+    pub(crate) fn bare(subject: &str, id: &str) -> Message {
+        let text = format!("{subject}NATS/1.0\r\nNats-Msg-Id: {id}\r\n\r\n");
+        let (subject_bytes, id_bytes) = (subject.len(), id.len());
+        Message { text, subject_bytes, id_bytes, payload: Bytes::from_static(b"x") }
+    }
+
+    /// One of a few fields, the first of which is its id. `None` when one can't be a header.
+    fn of_fields(subject: String, fields: &[(&str, &str)], payload: Bytes) -> Option<Message> {
+        let subject_bytes = subject.len();
+        let id_bytes = fields.first().map_or(0, |(_, id)| id.len());
+        let mut block = Block::begin(subject);
+        for (name, value) in fields {
+            block.own(name, value, "").ok()?;
+        }
+        Some(Message { text: block.finish().ok()?, subject_bytes, id_bytes, payload })
+    }
+
+    /// Where to.
+    pub fn subject(&self) -> &str {
+        self.text.get(..self.subject_bytes).unwrap_or_default()
+    }
+
+    /// The header block, from its version line to its empty line.
+    pub fn head(&self) -> &str {
+        self.text.get(self.subject_bytes..).unwrap_or_default()
+    }
+
+    /// All headers.
+    pub fn headers(&self) -> Headers<'_> {
+        Headers::of(self.head().as_bytes())
+    }
+
+    /// `Nats-Msg-Id`.
     pub fn id(&self) -> &str {
-        self.headers.get(async_nats::header::NATS_MESSAGE_ID).map_or("", |value| value.as_str())
+        headers::id_of(self.head(), self.id_bytes)
+    }
+
+    /// Bytes of header block and body, as the server counts them against its limits.
+    pub fn size(&self) -> usize {
+        self.head().len().saturating_add(self.payload.len())
     }
 }
 
@@ -91,19 +132,20 @@ pub fn encode_again(
     if let Some(fault) = &event.fault {
         return Err(fault.clone());
     }
-    let subject = envelope.template.render(event)?;
-    let mut block = Block::new();
-    block.identity(event, envelope)?;
+    let mut text = String::with_capacity(headers::room_for(event, envelope));
+    envelope.template.render_onto(&mut text, event)?;
+    let subject_bytes = text.len();
+    let mut block = Block::begin(text);
+    let id_bytes = block.identity(event, envelope)?;
     if let Some(letter) = letter {
-        block.redriven(letter)?;
+        block.redriven(letter);
     }
     if let Some(text) = &event.headers {
         block.row(text)?;
     }
-    let (headers, header_bytes) = block.finish()?;
+    let text = block.finish()?;
     let payload = event.payload.clone().unwrap_or_default();
-    let size = header_bytes.saturating_add(payload.len());
-    Ok(Message { subject: Subject::from(subject), headers, payload, size })
+    Ok(Message { text, subject_bytes, id_bytes, payload })
 }
 
 #[cfg(test)]

@@ -252,7 +252,9 @@ async fn propose_from_elsewhere(world: &mut World, stored: &HashSet<uuid::Uuid>)
     let reply = |seq: usize, op: u8| format!("{inbox}.{batch}.500.fail.{seq}.{op}.$FI");
     let count = messages.len();
     for (message, seq) in messages.into_iter().zip(1..) {
-        let Message { subject, headers, payload, .. } = message;
+        let mut headers = async_nats::HeaderMap::new();
+        message.headers().iter().for_each(|(name, value)| headers.append(name, value));
+        let (subject, payload) = (message.subject().to_owned().into(), message.payload);
         let reply = Some(reply(seq, u8::from(seq > 1)).into());
         let message = OutboundMessage { subject, reply, payload, headers: Some(headers) };
         client.publish_message(message).await.unwrap();

@@ -1,11 +1,9 @@
 //! The message that tells consumers of a new generation: what this relay publishes from here on
 //! belongs to a history that was restored, and messages before it may be of one that is lost.
 
-use async_nats::header::{NATS_EXPECTED_STREAM, NATS_MESSAGE_ID};
-use async_nats::{HeaderMap, HeaderName, HeaderValue, Subject};
 use serde_json::json;
 
-use super::identity::{GENERATION, RELAY};
+use super::identity::{GENERATION, ID, RELAY};
 use super::{Envelope, Message};
 
 /// Kind of the message, and what stands for every column of the subject's template.
@@ -28,17 +26,6 @@ pub fn encode(boundary: &Boundary, envelope: &Envelope) -> Option<Message> {
     let Envelope { relay, generation, stream, template, id_suffix, replay: _ } = envelope;
     let suffix = id_suffix.as_ref().map(|suffix| format!(":{suffix}")).unwrap_or_default();
     let id = format!("{relay}:{generation}:restored{suffix}");
-    let mut headers = HeaderMap::new();
-    for (name, text) in [
-        (HeaderName::from_static(RELAY), relay.clone()),
-        (HeaderName::from_static(GENERATION), generation.to_string()),
-        (HeaderName::from_static(FROM), boundary.previous.to_string()),
-        (HeaderName::from_static("Outbox-Kind"), KIND.to_owned()),
-    ] {
-        headers.insert(name, text.parse::<HeaderValue>().ok()?);
-    }
-    headers.insert(NATS_MESSAGE_ID, id.parse::<HeaderValue>().ok()?);
-    headers.insert(NATS_EXPECTED_STREAM, stream.parse::<HeaderValue>().ok()?);
     let body = json!({
         "relay": relay,
         "generation": generation,
@@ -46,8 +33,13 @@ pub fn encode(boundary: &Boundary, envelope: &Envelope) -> Option<Message> {
         "last_seq": boundary.last_seq,
         "orphans": boundary.orphans,
     });
-    let payload = body.to_string();
-    let size = payload.len();
-    let subject = Subject::from(template.sample(KIND));
-    Some(Message { subject, headers, payload: payload.into(), size })
+    let fields = [
+        (ID, id.as_str()),
+        ("Nats-Expected-Stream", stream),
+        (RELAY, relay),
+        (GENERATION, &generation.to_string()),
+        (FROM, &boundary.previous.to_string()),
+        ("Outbox-Kind", KIND),
+    ];
+    Message::of_fields(template.sample(KIND), &fields, body.to_string().into())
 }

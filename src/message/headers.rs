@@ -1,79 +1,135 @@
-//! The header block: ours, then the row's. Counts its bytes as it goes, and lets nothing in that
-//! could be read as something else than the one field it was meant as.
+//! Writes the header block: ours, then the row's, straight into the form that it has on the wire.
+//! Lets nothing in that could be read as something else than the one field it was meant as.
 
-use async_nats::header::{NATS_EXPECTED_STREAM, NATS_MESSAGE_ID};
-use async_nats::{HeaderMap, HeaderName, HeaderValue};
 use bytes::Bytes;
 use serde::de::{Deserializer as _, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
-use std::str::FromStr;
 
 use super::Envelope;
-use super::identity::{CREATED_AT, GENERATION, LSN, REDRIVEN, RELAY, REPLAY, SEQ, message_id};
+use super::digits::{push_lsn, push_signed, push_time};
+use super::identity::{CREATED_AT, GENERATION, ID, LSN, REDRIVEN, RELAY, REPLAY, SEQ, push_id};
+use super::template::MAX_SUBJECT_BYTES;
 use crate::event::{Event, Fault, Reason};
 
 /// Largest header block: the server keeps its length in 16 bits and refuses longer ones (10097).
 pub const MAX_HEADER_BYTES: usize = 65_535;
 
-/// The version line and the empty line at the end.
-const FRAME_BYTES: usize = "NATS/1.0\r\n\r\n".len();
-/// `: ` and the line's end.
-const LINE_BYTES: usize = ": \r\n".len();
+/// The version line.
+const BEGIN: &str = "NATS/1.0\r\n";
+const SEPARATOR: &str = ": ";
+const LINE_END: &str = "\r\n";
+/// Where the message id stands: it is the first header.
+const ID_AT: usize = BEGIN.len() + ID.len() + SEPARATOR.len();
 
-/// A header block in the making.
+/// Names, numbers and line ends of our own headers, all of them there.
+const OWN_BYTES: usize = 420;
+
+/// About what a message's subject and headers take: enough, but for values that must be escaped.
+pub(super) fn room_for(event: &Event, envelope: &Envelope) -> usize {
+    let len = |part: &Option<Bytes>| part.as_ref().map_or(0, Bytes::len);
+    let row = len(&event.run) + len(&event.tenant) + len(&event.headers) + event.kind.len();
+    let job = envelope.replay.as_ref().map_or(0, |job| 2 * job.len() + 24);
+    let names = envelope.relay.len() + envelope.stream.len() + job;
+    // The subject repeats columns.
+    let room = OWN_BYTES + names + 2 * row;
+    room.min(MAX_HEADER_BYTES + MAX_SUBJECT_BYTES)
+}
+
+/// The message id in a block, which has so many bytes.
+pub(super) fn id_of(head: &str, id_bytes: usize) -> &str {
+    head.get(ID_AT..ID_AT + id_bytes).unwrap_or_default()
+}
+
+/// A header block in the making, behind whatever stands before it in the same text.
 pub(super) struct Block {
-    map: HeaderMap,
-    bytes: usize,
+    text: String,
+    from: usize,
 }
 
 impl Block {
-    pub(super) fn new() -> Block {
-        Block { map: HeaderMap::new(), bytes: FRAME_BYTES }
+    pub(super) fn begin(mut text: String) -> Block {
+        let from = text.len();
+        text.push_str(BEGIN);
+        Block { text, from }
     }
 
-    /// Headers that say what the message is and where it comes from.
-    pub(super) fn identity(&mut self, event: &Event, envelope: &Envelope) -> Result<(), Fault> {
-        self.own(NATS_MESSAGE_ID, &message_id(&event.id, envelope)?, "id")?;
-        self.own(NATS_EXPECTED_STREAM, &envelope.stream, "stream")?;
-        self.own(HeaderName::from_static(RELAY), &envelope.relay, "relay")?;
-        self.own(HeaderName::from_static(GENERATION), &envelope.generation.to_string(), "")?;
-        self.own(HeaderName::from_static(SEQ), &event.seq.to_string(), "seq")?;
+    /// Headers that say what the message is and where it comes from; the length of its id.
+    pub(super) fn identity(&mut self, event: &Event, envelope: &Envelope) -> Result<usize, Fault> {
+        let id_from = self.name(ID);
+        push_id(&mut self.text, &event.id, envelope)?;
+        let id_bytes = self.text.len() - id_from;
+        self.checked(id_from, "id")?;
+        self.own("Nats-Expected-Stream", &envelope.stream, "stream")?;
+        self.own(RELAY, &envelope.relay, "relay")?;
+        self.number(GENERATION, i64::from(envelope.generation));
+        self.number(SEQ, event.seq);
         if let Some(position) = event.position {
-            self.own(HeaderName::from_static(LSN), &position.commit_lsn.to_string(), "")?;
+            self.name(LSN);
+            push_lsn(&mut self.text, position.commit_lsn);
+            self.text.push_str(LINE_END);
         }
-        self.own(HeaderName::from_static("Outbox-Kind"), Event::text(&event.kind), "kind")?;
+        self.own("Outbox-Kind", Event::text(&event.kind), "kind")?;
         if let Some(run) = &event.run {
-            self.own(HeaderName::from_static("Outbox-Run"), Event::text(run), "run")?;
+            self.own("Outbox-Run", Event::text(run), "run")?;
         }
         if let Some(tenant) = &event.tenant {
-            self.own(HeaderName::from_static("Outbox-Tenant"), Event::text(tenant), "tenant")?;
+            self.own("Outbox-Tenant", Event::text(tenant), "tenant")?;
         }
         if let Some(version) = event.version {
-            self.own(HeaderName::from_static("Outbox-Version"), &version.to_string(), "")?;
+            self.number("Outbox-Version", i64::from(version));
         }
-        // A time outside the years -9999 to 9999 has no such text, and then no header.
-        let created = event.created_at.and_then(|at| jiff::Timestamp::from_microsecond(at.0).ok());
-        if let Some(created) = created {
-            self.own(HeaderName::from_static(CREATED_AT), &created.to_string(), "")?;
+        if let Some(created) = event.created_at {
+            let before = self.text.len();
+            self.name(CREATED_AT);
+            // A time outside the years -9999 to 9999 has no such text, and then no header.
+            match push_time(&mut self.text, created) {
+                true => self.text.push_str(LINE_END),
+                false => self.text.truncate(before),
+            }
         }
         if event.payload.is_none() {
-            self.own(HeaderName::from_static("Outbox-Tombstone"), "true", "")?;
+            self.own("Outbox-Tombstone", "true", "")?;
         }
         if let Some(job) = &envelope.replay {
-            self.own(HeaderName::from_static(REPLAY), job, "")?;
+            self.own(REPLAY, job, "")?;
         }
-        Ok(())
+        Ok(id_bytes)
     }
 
     /// The dead letter that it comes from.
-    pub(super) fn redriven(&mut self, letter: i64) -> Result<(), Fault> {
-        self.own(HeaderName::from_static(REDRIVEN), &letter.to_string(), "")
+    pub(super) fn redriven(&mut self, letter: i64) {
+        self.number(REDRIVEN, letter);
     }
 
-    fn own(&mut self, name: HeaderName, value: &str, column: &str) -> Result<(), Fault> {
-        self.push(name, value).map_err(|what| fault(format!("column `{column}` {what}")))
+    /// Begins a line; where its value begins.
+    fn name(&mut self, name: &str) -> usize {
+        self.text.push_str(name);
+        self.text.push_str(SEPARATOR);
+        self.text.len()
+    }
+
+    fn number(&mut self, name: &str, number: i64) {
+        self.name(name);
+        push_signed(&mut self.text, number);
+        self.text.push_str(LINE_END);
+    }
+
+    /// A line of ours.
+    pub(super) fn own(&mut self, name: &str, value: &str, column: &str) -> Result<(), Fault> {
+        let from = self.name(name);
+        self.text.push_str(value);
+        self.checked(from, column)
+    }
+
+    /// Ends the line if its value may stand in it.
+    fn checked(&mut self, from: usize, column: &str) -> Result<(), Fault> {
+        if !is_plain(self.text.get(from..).unwrap_or_default()) {
+            return Err(fault(format!("column `{column}` {CONTROL}")));
+        }
+        self.text.push_str(LINE_END);
+        Ok(())
     }
 
     /// The row's own headers: a JSON object of strings, numbers and booleans, or of arrays of them
@@ -99,31 +155,42 @@ impl Block {
         if name.is_empty() || !name.bytes().all(is_token_byte) {
             return Err(format!("header `{quoted}`: the name is not a token of ASCII characters"));
         }
-        let parsed = HeaderName::from_str(name)
-            .map_err(|_| format!("header `{quoted}`: the name is not a header's"))?;
-        self.push(parsed, value).map_err(|what| format!("header `{quoted}` {what}"))
-    }
-
-    fn push(&mut self, name: HeaderName, value: &str) -> Result<(), &'static str> {
-        if value.chars().any(|char| char.is_control() && char != '\t') {
-            return Err("holds a control character such as CR, LF or NUL");
+        if !is_plain(value) {
+            return Err(format!("header `{quoted}` {CONTROL}"));
         }
-        let parsed = HeaderValue::from_str(value).map_err(|_| "can't be a header's value")?;
-        let name_bytes: &[u8] = name.as_ref();
-        self.bytes = self.bytes.saturating_add(name_bytes.len() + value.len() + LINE_BYTES);
-        self.map.append(name, parsed);
+        self.name(name);
+        self.text.push_str(value);
+        self.text.push_str(LINE_END);
         Ok(())
     }
 
-    /// The block and its length on the wire.
-    pub(super) fn finish(self) -> Result<(HeaderMap, usize), Fault> {
-        if self.bytes > MAX_HEADER_BYTES {
-            let detail =
-                format!("the headers have {} bytes, more than {MAX_HEADER_BYTES}", self.bytes);
+    /// What stood before, and the block.
+    pub(super) fn finish(mut self) -> Result<String, Fault> {
+        self.text.push_str(LINE_END);
+        let bytes = self.text.len() - self.from;
+        if bytes > MAX_HEADER_BYTES {
+            let detail = format!("the headers have {bytes} bytes, more than {MAX_HEADER_BYTES}");
             return Err(Fault::new(Reason::TooLarge, detail));
         }
-        Ok((self.map, self.bytes))
+        Ok(self.text)
     }
+}
+
+const CONTROL: &str = "holds a control character such as CR, LF or NUL";
+
+/// Has it no control character but tabs?
+fn is_plain(value: &str) -> bool {
+    // Every byte is looked at, which is quicker than to stop: nearly all values are plain, and
+    // whole words of them are compared at once.
+    let (mut control, mut beyond_ascii) = (false, false);
+    for byte in value.bytes() {
+        control |= (byte < b' ') & (byte != b'\t') | (byte == 0x7F);
+        beyond_ascii |= byte > 0x7F;
+    }
+    if beyond_ascii {
+        control |= value.chars().any(|char| char.is_control() && char != '\t');
+    }
+    !control
 }
 
 fn fault(detail: String) -> Fault {

@@ -3,12 +3,12 @@
 //! A uuid is its own message id. Any other id is unique only within its outbox, so relay and
 //! generation stand before it: two outboxes whose ids both start at 1 may feed one stream.
 
-use async_nats::{HeaderMap, HeaderName};
-
-use super::Envelope;
+use super::digits::push_signed;
+use super::{Envelope, Headers};
 use crate::event::{EventId, Fault, Reason, UnixMicros};
 use crate::relay::outcome::Found;
 
+pub(super) const ID: &str = "Nats-Msg-Id";
 pub(super) const RELAY: &str = "Outbox-Relay";
 pub(super) const GENERATION: &str = "Outbox-Generation";
 pub(super) const SEQ: &str = "Outbox-Seq";
@@ -21,18 +21,31 @@ pub(super) const REPLAY: &str = "Outbox-Replay";
 
 /// The message id of an event.
 pub fn message_id(id: &EventId, envelope: &Envelope) -> Result<String, Fault> {
-    let mut text = match id {
-        EventId::Uuid(id) => id.to_string(),
-        EventId::Int(id) => format!("{}:{}:{id}", envelope.relay, envelope.generation),
+    let mut text = String::new();
+    push_id(&mut text, id, envelope)?;
+    Ok(text)
+}
+
+pub(super) fn push_id(text: &mut String, id: &EventId, envelope: &Envelope) -> Result<(), Fault> {
+    match id {
+        EventId::Uuid(id) => {
+            let mut buffer = uuid::Uuid::encode_buffer();
+            text.push_str(id.hyphenated().encode_lower(&mut buffer));
+        }
+        EventId::Int(id) => {
+            push_outbox(text, envelope);
+            push_signed(text, *id);
+        }
         EventId::Text(id) => {
             // Header parsers cut blanks, and an id that is nothing else would be no id at all.
             if id.trim() != &**id || id.is_empty() {
                 let detail = "the id is empty, or begins or ends with a blank".to_owned();
                 return Err(Fault::new(Reason::Unmappable, detail));
             }
-            format!("{}:{}:{id}", envelope.relay, envelope.generation)
+            push_outbox(text, envelope);
+            text.push_str(id);
         }
-    };
+    }
     if let Some(suffix) = &envelope.id_suffix {
         text.push(':');
         text.push_str(suffix);
@@ -43,19 +56,26 @@ pub fn message_id(id: &EventId, envelope: &Envelope) -> Result<String, Fault> {
         text.push_str(":replay:");
         text.push_str(job);
     }
-    Ok(text)
+    Ok(())
+}
+
+fn push_outbox(text: &mut String, envelope: &Envelope) {
+    text.push_str(&envelope.relay);
+    text.push(':');
+    push_signed(text, i64::from(envelope.generation));
+    text.push(':');
 }
 
 /// The event that a stored message came from, if it is one of this relay's and this destination's;
 /// for a replay one of its own copies, and otherwise no replay's. An id of digits is taken for an
 /// integer: compare ids by their text.
-pub fn parse_identity(headers: &HeaderMap, envelope: &Envelope, stream_seq: u64) -> Option<Found> {
-    let text = |name| headers.get(HeaderName::from_static(name)).map(|value| value.as_str());
+pub fn parse_identity(headers: Headers<'_>, envelope: &Envelope, stream_seq: u64) -> Option<Found> {
+    let text = |name| headers.get(name);
     if text(RELAY)? != envelope.relay || text(REPLAY) != envelope.replay.as_deref() {
         return None;
     }
     let generation: i32 = text(GENERATION)?.parse().ok()?;
-    let message_id = headers.get(async_nats::header::NATS_MESSAGE_ID)?.as_str();
+    let message_id = text(ID)?;
     let id = match &envelope.replay {
         Some(job) => message_id.strip_suffix(job.as_str())?.strip_suffix(":replay:")?,
         None => message_id,
@@ -76,8 +96,8 @@ pub fn parse_identity(headers: &HeaderMap, envelope: &Envelope, stream_seq: u64)
 }
 
 /// The replay that sent a message, if one did.
-pub fn replay_of(headers: &HeaderMap) -> Option<String> {
-    headers.get(HeaderName::from_static(REPLAY)).map(|job| job.as_str().to_owned())
+pub fn replay_of(headers: Headers<'_>) -> Option<String> {
+    headers.get(REPLAY).map(ToOwned::to_owned)
 }
 
 fn instant(text: &str) -> Option<UnixMicros> {

@@ -7,7 +7,6 @@
 //! part (`.a`, `a..b`, `b.`) has its dots escaped like any other byte. [`unescape`] takes the rule
 //! back, so different values never give the same subject.
 
-use bytes::Bytes;
 use std::fmt;
 use std::fmt::Write as _;
 use std::str::FromStr;
@@ -116,12 +115,19 @@ impl Template {
     /// The subject of an event.
     pub fn render(&self, event: &Event) -> Result<String, Fault> {
         let mut subject = String::with_capacity(self.text.len() + 32);
+        self.render_onto(&mut subject, event)?;
+        Ok(subject)
+    }
+
+    /// The same at the end of what is there already.
+    pub(super) fn render_onto(&self, subject: &mut String, event: &Event) -> Result<(), Fault> {
+        let from = subject.len();
         for part in &self.parts {
             match part {
                 Part::Literal(text) => subject.push_str(text),
                 Part::Column(column) => {
                     let before = subject.len();
-                    append(&mut subject, *column, event);
+                    append(subject, *column, event);
                     if subject.len() == before {
                         let detail = format!(
                             "column `{}` is empty or NULL, and subject `{}` needs it",
@@ -133,14 +139,13 @@ impl Template {
                 }
             }
         }
-        if subject.len() > MAX_SUBJECT_BYTES {
-            let detail = format!(
-                "the subject would have {} bytes, more than {MAX_SUBJECT_BYTES}",
-                subject.len()
-            );
+        let bytes = subject.len() - from;
+        if bytes > MAX_SUBJECT_BYTES {
+            let detail =
+                format!("the subject would have {bytes} bytes, more than {MAX_SUBJECT_BYTES}");
             return Err(Fault::new(Reason::Subject, detail));
         }
-        Ok(subject)
+        Ok(())
     }
 
     /// The filter that matches every subject this template can give: a token with a column in it
@@ -202,11 +207,10 @@ fn check_kind_is_last(text: &str, parts: &[Part]) -> Result<(), TemplateError> {
 }
 
 fn append(subject: &mut String, column: Column, event: &Event) {
-    let optional = |value: &Option<Bytes>| value.clone().unwrap_or_default();
     match column {
         Column::Kind => escape(subject, &event.kind, has_only_full_parts(&event.kind)),
-        Column::Run => escape(subject, &optional(&event.run), false),
-        Column::Tenant => escape(subject, &optional(&event.tenant), false),
+        Column::Run => escape(subject, event.run.as_deref().unwrap_or_default(), false),
+        Column::Tenant => escape(subject, event.tenant.as_deref().unwrap_or_default(), false),
         Column::Version => {
             if let Some(version) = event.version {
                 escape(subject, version.to_string().as_bytes(), false);
@@ -222,10 +226,17 @@ fn has_only_full_parts(kind: &[u8]) -> bool {
 }
 
 fn escape(subject: &mut String, value: &[u8], keep_dots: bool) {
+    let stays = |byte: &u8| {
+        byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_') || (keep_dots && *byte == b'.')
+    };
+    if value.iter().all(stays) {
+        // ASCII, so it is text.
+        subject.push_str(str::from_utf8(value).unwrap_or_default());
+        return;
+    }
     for byte in value {
-        let char = char::from(*byte);
-        if char.is_ascii_alphanumeric() || matches!(char, '-' | '_') || (keep_dots && char == '.') {
-            subject.push(char);
+        if stays(byte) {
+            subject.push(char::from(*byte));
         } else {
             // Writing to a String never fails.
             write!(subject, "%{byte:02X}").unwrap_or_default();

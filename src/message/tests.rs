@@ -41,13 +41,13 @@ fn with_headers(json: &str) -> Result<Message, Fault> {
 }
 
 fn header<'a>(message: &'a Message, name: &str) -> Option<&'a str> {
-    message.headers.get(name).map(|value| value.as_str())
+    message.headers().get(name)
 }
 
 #[test]
 fn a_message_says_what_it_is() {
     let message = encode(&event("order.created"), &envelope("events.{kind}")).unwrap();
-    assert_eq!(message.subject.as_str(), "events.order.created");
+    assert_eq!(message.subject(), "events.order.created");
     assert_eq!(message.id(), "00000000-0000-0000-0000-00000000abcd");
     let expected = [
         ("Nats-Expected-Stream", "EVENTS"),
@@ -64,17 +64,15 @@ fn a_message_says_what_it_is() {
     for (name, value) in expected {
         assert_eq!(header(&message, name), Some(value), "{name}");
     }
-    assert_eq!(message.headers.len(), expected.len() + 1);
+    assert_eq!(message.headers().iter().count(), expected.len() + 1);
     assert_eq!(message.payload, "{\"a\": 1}");
 }
 
-/// The block as the client writes it, from its documented form.
-fn wire(headers: &HeaderMap) -> String {
+/// The block from its documented form.
+fn wire(message: &Message) -> String {
     let mut text = String::from("NATS/1.0\r\n");
-    for (name, values) in headers.iter() {
-        for value in values {
-            text.push_str(&format!("{name}: {value}\r\n"));
-        }
+    for (name, value) in message.headers().iter() {
+        text.push_str(&format!("{name}: {value}\r\n"));
     }
     text + "\r\n"
 }
@@ -82,7 +80,8 @@ fn wire(headers: &HeaderMap) -> String {
 #[test]
 fn size_counts_headers_as_the_wire_does() {
     let message = with_headers(r#"{"X-A": "ü", "X-B": [1, 2.50, true]}"#).unwrap();
-    assert_eq!(message.size, wire(&message.headers).len() + message.payload.len());
+    assert_eq!(message.head(), wire(&message));
+    assert_eq!(message.size(), wire(&message).len() + message.payload.len());
 }
 
 #[test]
@@ -108,7 +107,7 @@ fn row_headers_keep_their_text() {
     assert_eq!(header(&message, "X-T"), Some("true"));
     assert_eq!(header(&message, "X-Null"), None);
     assert_eq!(header(&message, "X-Empty"), None);
-    let many: Vec<_> = message.headers.get_all("X-Many").map(|value| value.as_str()).collect();
+    let many: Vec<_> = message.headers().get_all("X-Many").collect();
     assert_eq!(many, ["a", "2"]);
     assert!(with_headers("null").is_ok() && with_headers("{}").is_ok());
 }
@@ -180,19 +179,19 @@ fn ids_stay_apart_across_outboxes_and_destinations() {
 fn only_our_own_originals_are_recognised() {
     let ours = envelope("events.{kind}");
     let message = encode(&event("a"), &ours).unwrap();
-    let found = parse_identity(&message.headers, &ours, 9).unwrap();
+    let found = parse_identity(message.headers(), &ours, 9).unwrap();
     assert_eq!((found.seq, found.generation, found.stream_seq), (7, 2, 9));
     assert_eq!(found.id, event("a").id);
     assert_eq!(found.commit_lsn, Some(Lsn(0x16_0000_0001)));
 
     let other_relay = Envelope { relay: "others".into(), ..ours.clone() };
-    assert_eq!(parse_identity(&message.headers, &other_relay, 9), None);
+    assert_eq!(parse_identity(message.headers(), &other_relay, 9), None);
     let other_destination = Envelope { id_suffix: Some("audit".into()), ..ours.clone() };
-    assert_eq!(parse_identity(&message.headers, &other_destination, 9), None);
+    assert_eq!(parse_identity(message.headers(), &other_destination, 9), None);
     let theirs = encode(&event("a"), &other_destination).unwrap();
-    assert_eq!(parse_identity(&theirs.headers, &ours, 9), None);
+    assert_eq!(parse_identity(theirs.headers(), &ours, 9), None);
 
-    assert_eq!(parse_identity(&HeaderMap::new(), &ours, 9), None);
+    assert_eq!(parse_identity(Headers::default(), &ours, 9), None);
 }
 
 /// Resume of the relay must not take a copy for the event's message, which may be lost; a replay
@@ -207,13 +206,13 @@ fn a_replay_recognises_its_own_copies_and_nobody_else_does() {
         assert_eq!(copy.id(), format!("{}:replay:job-1", original.id()));
         assert_eq!(header(&copy, "Outbox-Replay"), Some("job-1"));
         assert_eq!(header(&original, "Outbox-Replay"), None);
-        assert_eq!((&copy.subject, &copy.payload), (&original.subject, &original.payload));
+        assert_eq!((copy.subject(), &copy.payload), (original.subject(), &original.payload));
 
-        let found = parse_identity(&copy.headers, &job("job-1"), 9).unwrap();
+        let found = parse_identity(copy.headers(), &job("job-1"), 9).unwrap();
         assert_eq!((found.seq, found.id), (7, event("a").id));
-        assert_eq!(parse_identity(&copy.headers, &relay, 9), None);
-        assert_eq!(parse_identity(&copy.headers, &job("job-2"), 9), None);
-        assert_eq!(parse_identity(&original.headers, &job("job-1"), 9), None);
+        assert_eq!(parse_identity(copy.headers(), &relay, 9), None);
+        assert_eq!(parse_identity(copy.headers(), &job("job-2"), 9), None);
+        assert_eq!(parse_identity(original.headers(), &job("job-1"), 9), None);
     }
 }
 
@@ -313,8 +312,10 @@ proptest! {
         event.headers = Some(serde_json::json!({ &name: &value }).to_string().into());
         if let Ok(message) = encode(&event, &envelope("events.{kind}")) {
             // Eleven of ours, one of the row's, the version line, and the two ends.
-            prop_assert_eq!(wire(&message.headers).split("\r\n").count(), 11 + 1 + 3);
-            prop_assert_eq!(message.size, wire(&message.headers).len() + message.payload.len());
+            prop_assert_eq!(message.head().split("\r\n").count(), 11 + 1 + 3);
+            prop_assert_eq!(message.headers().iter().count(), 11 + 1);
+            prop_assert_eq!(message.head().split('\n').count(), 11 + 1 + 3);
+            prop_assert_eq!(message.size(), message.head().len() + message.payload.len());
         }
     }
 

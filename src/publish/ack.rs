@@ -92,6 +92,9 @@ struct Raw {
 impl Reply {
     /// Reads a reply's body.
     pub(super) fn parse(body: &[u8]) -> Reply {
+        if let Some(seq) = plain(body) {
+            return Reply::PubAck { seq, count: 1, duplicate: false };
+        }
         let Ok(raw) = serde_json::from_slice::<Raw>(body) else {
             return Reply::Unreadable;
         };
@@ -110,9 +113,65 @@ impl Reply {
     }
 }
 
+/// The stream sequence of an acknowledgement as servers write it for one message that is stored:
+/// `{"stream":"EVENTS","seq":12}`, with or without `,"domain":"hub"`. Anything else is JSON.
+fn plain(body: &[u8]) -> Option<u64> {
+    let rest = body.strip_prefix(br#"{"stream":""#)?;
+    let rest = behind_name(rest)?;
+    let rest = match rest.strip_prefix(br#","domain":""#) {
+        Some(domain) => behind_name(domain)?,
+        None => rest,
+    };
+    let digits = rest.strip_prefix(br#","seq":"#)?.strip_suffix(b"}")?;
+    let canonical = matches!(digits, [b'0'] | [b'1'..=b'9', ..]) && digits.len() < 20;
+    let number = |value: u64, digit: &u8| {
+        digit.is_ascii_digit().then(|| value * 10 + u64::from(digit - b'0'))
+    };
+    if canonical { digits.iter().try_fold(0, number) } else { None }
+}
+
+/// What follows the quote at the end of a name in which nothing is escaped.
+fn behind_name(text: &[u8]) -> Option<&[u8]> {
+    let end = text.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..=31 | 128..))?;
+    text.get(end..)?.strip_prefix(b"\"")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    fn by_json(body: &str) -> Option<u64> {
+        let raw: Raw = serde_json::from_str(body).ok()?;
+        let one = raw.kind.is_none() && raw.error.is_none() && raw.count.is_none();
+        (one && !raw.duplicate && raw.stream.is_some()).then_some(raw.seq)
+    }
+
+    proptest! {
+        /// What the short way reads is what JSON says; it may leave things to JSON.
+        #[test]
+        fn the_short_way_reads_no_other_thing_than_json(
+            stream in "[A-Za-z0-9_\"\\\\-]{0,6}",
+            seq in "[0-9]{1,21}|-1|1.5|",
+            more in r#"(,"domain":"[a-z\\"]{0,3}")?"#,
+            tail in r#"(,"duplicate": ?true|,"count":2|,"seq":3| )?"#,
+        ) {
+            let body = format!(r#"{{"stream":"{stream}"{more},"seq":{seq}{tail}}}"#);
+            if let Some(seq) = plain(body.as_bytes()) {
+                prop_assert_eq!(by_json(&body), Some(seq), "{}", body);
+            }
+        }
+
+        #[test]
+        fn plain_acknowledgements_take_the_short_way(seq in 0..u64::MAX / 2) {
+            for body in [
+                format!(r#"{{"stream":"EVENTS","seq":{seq}}}"#),
+                format!(r#"{{"stream":"E-1","domain":"hub","seq":{seq}}}"#),
+            ] {
+                prop_assert_eq!(plain(body.as_bytes()), Some(seq));
+            }
+        }
+    }
 
     #[test]
     fn every_form_is_read() {

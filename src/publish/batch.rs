@@ -5,12 +5,11 @@
 //! start, append, commit with this message, or end without a message. Its answers come back on the
 //! subject of the message they are about.
 
-use async_nats::Subject;
 use std::time::{Duration, Instant};
 
 use super::ack::{Reply, ServerError};
 use super::outcome::{End, Said, Verdict, judge};
-use crate::message::Message;
+use crate::message::{Message, push_decimal};
 use crate::relay::outcome::{Answer, Attempt};
 
 /// Messages in one batch at most. Measured: 2,000 with one batch unanswered reach the rate of an
@@ -39,7 +38,7 @@ pub(super) enum Step {
     /// Send an empty message that ends the batch.
     End {
         /// Any subject of the stream.
-        subject: Subject,
+        subject: String,
         /// Its reply subject.
         reply: String,
     },
@@ -101,9 +100,9 @@ struct Batch {
     /// Up to and with the gap mode.
     prefix: String,
     attempts: Vec<Attempt>,
-    subjects: Vec<Subject>,
+    subjects: Texts,
     /// Message ids, kept only where a proof may be asked for.
-    ids: Vec<String>,
+    ids: Texts,
     opened: Instant,
     progress: Instant,
     acked: u64,
@@ -137,14 +136,15 @@ impl Batches {
         self.open.as_ref().map(|batch| batch.progress + ack_timeout)
     }
 
-    /// Counts the message in and gives its reply subject. `last` commits the batch with it.
+    /// Counts the message in and writes its reply subject. `last` commits the batch with it.
     pub(super) fn stamp(
         &mut self,
         attempt: Attempt,
         message: &Message,
         last: bool,
         now: Instant,
-    ) -> String {
+        reply: &mut String,
+    ) {
         let replicated = self.replicated;
         let batch = match &mut self.open {
             Some(batch) => batch,
@@ -156,9 +156,9 @@ impl Batches {
             }
         };
         batch.attempts.push(attempt);
-        batch.subjects.push(message.subject.clone());
+        batch.subjects.push(message.subject());
         if replicated {
-            batch.ids.push(message.id().to_owned());
+            batch.ids.push(message.id());
         }
         batch.progress = now;
         let full = batch.sent() >= MESSAGES_MAX || now.duration_since(batch.opened) >= AGE_MAX;
@@ -168,7 +168,7 @@ impl Batches {
             (false, 1) => START,
             (false, _) => APPEND,
         };
-        batch.reply_subject(batch.sent(), op)
+        batch.reply_subject(batch.sent(), op, reply);
     }
 
     /// What an answer means. `subject` is the reply subject it came on.
@@ -239,7 +239,7 @@ impl Batches {
         let Some(batch) = self.open.as_mut().filter(|batch| batch.said.refused.is_none()) else {
             return Step::Nothing;
         };
-        let mut those = batch.subjects.iter().zip(1..).filter(|(each, _)| each.as_str() == subject);
+        let mut those = batch.subjects.iter().zip(1..).filter(|(each, _)| *each == subject);
         let Some((_, seq)) = those.next() else { return Step::Nothing };
         let others = those.count() as u64;
         if seq == 1 && others == 0 {
@@ -265,8 +265,7 @@ impl Batches {
         let proof = match (verdict.proof, end) {
             (Some(nth), End::PubAck { seq, .. }) => {
                 let nth = usize::try_from(nth).unwrap_or(usize::MAX);
-                let id = batch.ids.get(nth.saturating_sub(1)).cloned();
-                Some((*seq, id.unwrap_or_default()))
+                Some((*seq, batch.ids.get(nth.saturating_sub(1)).to_owned()))
             }
             _ => None,
         };
@@ -287,8 +286,8 @@ impl Batch {
             id,
             prefix,
             attempts: Vec::new(),
-            subjects: Vec::new(),
-            ids: Vec::new(),
+            subjects: Texts::default(),
+            ids: Texts::default(),
             opened: now,
             progress: now,
             acked: 0,
@@ -306,17 +305,24 @@ impl Batch {
     fn end(&mut self, seq: u64) -> Step {
         self.closed = true;
         // The first one is of a subject that the stream stores: there would be no batch otherwise.
-        let subject = self.subjects.first().cloned().unwrap_or_else(|| "".into());
-        Step::End { subject, reply: self.reply_subject(seq, END) }
+        let subject = self.subjects.get(0).to_owned();
+        let mut reply = String::new();
+        self.reply_subject(seq, END, &mut reply);
+        Step::End { subject, reply }
     }
 
     fn subject_of(&self, seq: u64) -> &str {
         let nth = usize::try_from(seq).unwrap_or(usize::MAX).saturating_sub(1);
-        self.subjects.get(nth).map_or("", Subject::as_str)
+        self.subjects.get(nth)
     }
 
-    fn reply_subject(&self, seq: u64, op: u8) -> String {
-        format!("{}.{seq}.{op}.$FI", self.prefix)
+    fn reply_subject(&self, seq: u64, op: u8, reply: &mut String) {
+        reply.push_str(&self.prefix);
+        reply.push('.');
+        push_decimal(reply, seq);
+        reply.push('.');
+        push_decimal(reply, u64::from(op));
+        reply.push_str(".$FI");
     }
 
     /// The number of this batch's message that an answer is about.
@@ -324,6 +330,31 @@ impl Batch {
         let rest = subject.strip_prefix(inbox)?.strip_prefix('.')?;
         let rest = rest.strip_prefix(self.id.as_str())?.strip_prefix('.')?;
         rest.split('.').nth(2)?.parse().ok()
+    }
+}
+
+/// Many short texts, one behind the other in one piece of memory.
+#[derive(Debug, Default)]
+struct Texts {
+    all: String,
+    ends: Vec<usize>,
+}
+
+impl Texts {
+    fn push(&mut self, text: &str) {
+        self.all.push_str(text);
+        self.ends.push(self.all.len());
+    }
+
+    /// Empty beyond the last.
+    fn get(&self, nth: usize) -> &str {
+        let from = nth.checked_sub(1).and_then(|before| self.ends.get(before)).copied();
+        let end = self.ends.get(nth).copied().unwrap_or(0);
+        self.all.get(from.unwrap_or(0)..end).unwrap_or_default()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &str> {
+        (0..self.ends.len()).map(|nth| self.get(nth))
     }
 }
 

@@ -1,32 +1,20 @@
-//! One connection to NATS: login, TLS, the inbox for answers, requests to the JetStream API.
-//!
-//! A connection is used until it breaks and never comes back: a client that reconnects by itself
-//! drops what was written and sends what was queued, which is a gap followed by later messages.
-//! async-nats can't be told not to reconnect, so that it gets one more address where nobody
-//! listens: its only second try goes there, and the client ends.
+//! One connection to NATS as the publisher uses it: messages, an inbox for answers, requests to the
+//! JetStream API, and what the server's complaints mean for it.
 
-use async_nats::client::traits::Publisher as _;
-use async_nats::message::OutboundMessage;
-use async_nats::{
-    Client, Event, ReconnectToServer, RequestErrorKind, ServerAddr, ServerError as ServerWord,
-    Subject, Subscriber,
-};
+use async_nats::ServerInfo;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::time::timeout;
 
 use super::ack::ServerError;
-use super::login::{REQUEST_TIMEOUT, connect_failure, is_about_login, options, shown, shuffled};
+use super::login::{REQUEST_TIMEOUT, is_about_login, shown, shuffled};
+use super::nats::{Connection, Event, Subscriber};
 use crate::config::DestinationConfig;
 use crate::error::{Failure, Kind};
 
-/// The end of a session waits for this.
-const ABANDON_WITHIN: Duration = Duration::from_millis(250);
-/// Nobody can listen on port 0.
-const NOWHERE: &str = "nats://127.0.0.1:0";
+/// The server's word that nobody listens on a subject.
+pub(super) const NO_RESPONDERS: u16 = 503;
 
 /// What has become of a connection.
 #[derive(Debug, Clone, Default)]
@@ -49,7 +37,7 @@ pub(super) struct Forbidden {
 
 /// An open connection.
 pub(super) struct Link {
-    client: Client,
+    connection: Connection,
     condition: watch::Receiver<Condition>,
     forbidden: Mutex<mpsc::UnboundedReceiver<Forbidden>>,
     api: String,
@@ -63,6 +51,12 @@ pub struct ServerFacts {
     pub version: String,
     /// Largest message, headers counted.
     pub max_payload: usize,
+}
+
+impl ServerFacts {
+    pub(super) fn of(info: &ServerInfo) -> ServerFacts {
+        ServerFacts { version: info.version.clone(), max_payload: info.max_payload }
+    }
 }
 
 /// What every answer of the JetStream API may have.
@@ -129,9 +123,6 @@ impl Link {
     }
 
     async fn connect_to(config: &DestinationConfig, server: &str) -> Result<Link, Failure> {
-        let address: ServerAddr = server.parse().map_err(|error: std::io::Error| {
-            Failure::new(Kind::BrokerUnreachable, format!("server `{}`: {error}", shown(server)))
-        })?;
         let api = config
             .js_domain
             .as_ref()
@@ -139,51 +130,37 @@ impl Link {
         let (conditions, condition) = watch::channel(Condition::default());
         let (forbidden_in, forbidden) = mpsc::unbounded_channel();
         let own_api = api.clone();
-        let options = options(config, &address)?
-            .event_callback(move |event| {
-                match forbidden_message(&event, &own_api) {
-                    // Without effect when the connection is given up.
-                    Some(message) => forbidden_in.send(message).unwrap_or_default(),
-                    None => conditions.send_modify(|condition| condition.note(event)),
-                }
-                std::future::ready(())
-            })
-            .reconnect_to_server_callback(only_once(address.clone()));
-        let nowhere: ServerAddr = NOWHERE.parse().map_err(|error: std::io::Error| {
-            Failure::new(Kind::Internal, format!("address `{NOWHERE}`: {error}"))
-        })?;
-        let client = options
-            .connect(vec![address, nowhere])
-            .await
-            .map_err(|error| connect_failure(server, &error))?;
+        let connection = Connection::open(config, server, move |event| {
+            match forbidden_message(&event, &own_api) {
+                // Without effect when the connection is given up.
+                Some(message) => forbidden_in.send(message).unwrap_or_default(),
+                None => conditions.send_modify(|condition| condition.note(event)),
+            }
+        });
+        let connection = connection.await?;
         let forbidden = Mutex::new(forbidden);
-        Ok(Link { client, condition, forbidden, api, server: shown(server) })
+        Ok(Link { connection, condition, forbidden, api, server: shown(server) })
     }
 
-    /// What the server said about itself at connect.
+    /// What the server said about itself.
     pub(super) fn server_facts(&self) -> ServerFacts {
-        let info = self.client.server_info();
-        ServerFacts { version: info.version, max_payload: info.max_payload }
+        self.connection.facts()
     }
 
-    /// Sends a message that wants an answer below an inbox.
-    pub(super) async fn publish(&self, message: OutboundMessage) -> Result<(), Failure> {
-        self.client.publish_message(message).await.map_err(|error| {
-            self.broken().unwrap_or_else(|| {
-                Failure::new(Kind::BrokerUnreachable, format!("{}: {error}", self.server))
-            })
-        })
+    /// May a message be sent without waiting?
+    pub(super) fn has_room(&self) -> bool {
+        self.connection.has_room()
     }
 
-    /// Sends an empty message that wants an answer below an inbox.
-    pub(super) async fn signal(&self, subject: Subject, reply: String) -> Result<(), Failure> {
-        let message = OutboundMessage {
-            subject,
-            reply: Some(reply.into()),
-            payload: Bytes::new(),
-            headers: None,
-        };
-        self.publish(message).await
+    /// Waits until a message may be sent.
+    pub(super) async fn room(&self) -> Result<(), Failure> {
+        self.connection.room().await;
+        self.broken().map_or(Ok(()), Err)
+    }
+
+    /// Sends a message that wants an answer below an inbox. `head` is a header block or empty.
+    pub(super) fn publish(&self, subject: &str, reply: &str, head: &str, payload: &[u8]) {
+        self.connection.publish(subject, reply, head, payload);
     }
 
     /// Asks the JetStream API. `verb` follows the API's prefix.
@@ -192,63 +169,41 @@ impl Link {
         verb: &str,
         body: Option<serde_json::Value>,
     ) -> Result<T, AskError> {
-        let body = body.map_or_else(Bytes::new, |body| body.to_string().into());
+        let body = body.map_or_else(String::new, |body| body.to_string());
+        let (inbox, mut answers) = self.open_inbox();
         let subject = format!("{}.{verb}", self.api);
+        self.publish(&subject, &format!("{inbox}.1"), "", body.as_bytes());
         let mut condition = self.condition.clone();
-        let request = timeout(REQUEST_TIMEOUT, self.client.request(subject, body));
         let answer = tokio::select! {
             biased;
-            answer = request => answer,
-            _ = condition.wait_for(|condition| condition.is_broken()) => {
-                return Err(AskError::Link(self.broken_or_closed()));
-            }
+            answer = timeout(REQUEST_TIMEOUT, answers.next()) => answer,
+            _ = condition.wait_for(|condition| condition.is_broken()) => Ok(None),
         };
-        let message = match answer {
+        let answer = match answer {
             Err(_) => return Err(AskError::Silence),
-            Ok(Err(error)) => {
-                return Err(match error.kind() {
-                    RequestErrorKind::NoResponders => AskError::NoResponders,
-                    RequestErrorKind::TimedOut => AskError::Silence,
-                    RequestErrorKind::InvalidSubject
-                    | RequestErrorKind::MaxPayloadExceeded
-                    | RequestErrorKind::Other => AskError::Link(self.broken_or_closed()),
-                });
+            Ok(None) => return Err(AskError::Link(self.ended().await)),
+            Ok(Some(answer)) if answer.status() == Some(NO_RESPONDERS) => {
+                return Err(AskError::NoResponders);
             }
-            Ok(Ok(message)) => message,
+            Ok(Some(answer)) => answer,
         };
         let unreadable = |error: serde_json::Error| AskError::Unreadable(error.to_string());
-        let head: AnswerHead = serde_json::from_slice(&message.payload).map_err(unreadable)?;
+        let head: AnswerHead = serde_json::from_slice(&answer.payload).map_err(unreadable)?;
         match head.error {
             Some(error) => Err(AskError::Refused(error)),
-            None => serde_json::from_slice(&message.payload).map_err(unreadable),
+            None => serde_json::from_slice(&answer.payload).map_err(unreadable),
         }
     }
 
     /// Sends a request of the JetStream API whose answers come below an inbox.
-    pub(super) async fn tell(
-        &self,
-        verb: &str,
-        reply: String,
-        body: &serde_json::Value,
-    ) -> Result<(), Failure> {
-        let message = OutboundMessage {
-            subject: format!("{}.{verb}", self.api).into(),
-            reply: Some(reply.into()),
-            payload: body.to_string().into(),
-            headers: None,
-        };
-        self.publish(message).await
+    pub(super) fn tell(&self, verb: &str, reply: &str, body: &serde_json::Value) {
+        let subject = format!("{}.{verb}", self.api);
+        self.publish(&subject, reply, "", &Bytes::from(body.to_string()));
     }
 
     /// An inbox of its own, and what comes below it.
-    pub(super) async fn open_inbox(&self) -> Result<(String, Subscriber), Failure> {
-        let inbox = self.client.new_inbox();
-        let answers = self
-            .client
-            .subscribe(format!("{inbox}.>"))
-            .await
-            .map_err(|_| self.broken_or_closed())?;
-        Ok((inbox, answers))
+    pub(super) fn open_inbox(&self) -> (String, Subscriber) {
+        self.connection.open_inbox()
     }
 
     /// Waits until the connection is of no more use, and says why.
@@ -268,14 +223,6 @@ impl Link {
         }
     }
 
-    /// Closes the connection with whatever is still unsent.
-    pub(super) async fn abandon(&self) {
-        // A client that is stuck in a full socket takes no such wish; it is dropped all the same.
-        let closed = timeout(ABANDON_WITHIN, self.client.force_reconnect()).await;
-        // Without effect when the client's task has ended.
-        closed.unwrap_or(Ok(())).unwrap_or_default();
-    }
-
     /// Why the connection is of no more use, if that is so.
     pub(super) fn broken(&self) -> Option<Failure> {
         let condition = self.condition.borrow();
@@ -291,7 +238,7 @@ impl Link {
             }
             Some(complaint) => Failure::new(
                 Kind::BrokerUnreachable,
-                format!("{} closed the connection: {complaint}", self.server),
+                format!("the connection to {} broke: {complaint}", self.server),
             ),
             None => Failure::new(
                 Kind::BrokerUnreachable,
@@ -315,18 +262,18 @@ impl Condition {
 
     fn note(&mut self, event: Event) {
         match event {
-            Event::Disconnected | Event::Closed => self.closed = true,
-            Event::ServerError(ServerWord::Other(words)) => {
+            Event::Ended(words) => {
+                self.closed = true;
+                // What the server complained about says more than how the socket ended.
+                self.complaint = self.complaint.take().or(words);
+            }
+            Event::Complaint(words) => {
                 if words.to_ascii_lowercase().contains("permissions violation") {
                     self.violation.get_or_insert(words);
                 } else {
                     self.complaint = Some(words);
                 }
             }
-            Event::ServerError(error) => self.complaint = Some(error.to_string()),
-            // An answer found no room, which the window makes impossible; acks time out then.
-            Event::SlowConsumer(_) => {}
-            Event::Connected | Event::LameDuckMode | Event::Draining | Event::ClientError(_) => {}
         }
     }
 }
@@ -334,7 +281,7 @@ impl Condition {
 /// The message that a server did not let through, when it is one that can be done without. The
 /// words are `Permissions Violation for Publish to "SUBJECT"`.
 fn forbidden_message(event: &Event, api: &str) -> Option<Forbidden> {
-    let Event::ServerError(ServerWord::Other(words)) = event else { return None };
+    let Event::Complaint(words) = event else { return None };
     let (verdict, rest) = words.split_once(" to \"")?;
     if !verdict.eq_ignore_ascii_case("permissions violation for publish") {
         return None;
@@ -344,23 +291,6 @@ fn forbidden_message(event: &Event, api: &str) -> Option<Forbidden> {
     (!of_api).then(|| Forbidden { subject: subject.to_owned(), words: words.clone() })
 }
 
-/// Chooses the address the first time, and nowhere afterwards.
-fn only_once(
-    address: ServerAddr,
-) -> impl Fn(
-    Vec<async_nats::Server>,
-    async_nats::ServerInfo,
-) -> std::future::Ready<Option<ReconnectToServer>> {
-    let used = AtomicBool::new(false);
-    move |pool, _| {
-        let addr = match used.swap(true, Ordering::Relaxed) {
-            false => Some(address.clone()),
-            true => pool.into_iter().map(|server| server.addr).find(|other| *other != address),
-        };
-        std::future::ready(addr.map(|addr| ReconnectToServer { addr, delay: Some(Duration::ZERO) }))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -368,21 +298,20 @@ mod tests {
     #[test]
     fn a_violation_and_an_end_break_a_connection_and_other_words_do_not() {
         let mut condition = Condition::default();
-        condition.note(Event::Connected);
-        condition.note(Event::ServerError(ServerWord::Other("Maximum Subscriptions".into())));
+        condition.note(Event::Complaint("Maximum Subscriptions".into()));
         assert!(!condition.is_broken());
         let words = "Permissions Violation for Subscription to \"_INBOX.a\"";
-        condition.note(Event::ServerError(ServerWord::Other(words.into())));
+        condition.note(Event::Complaint(words.into()));
         assert!(condition.is_broken() && condition.violation.as_deref() == Some(words));
         let mut condition = Condition::default();
-        condition.note(Event::Disconnected);
+        condition.note(Event::Ended(None));
         assert!(condition.is_broken());
     }
 
     #[test]
     fn only_a_message_can_be_done_without() {
         let subject = |words: &str| {
-            let event = Event::ServerError(ServerWord::Other(words.to_owned()));
+            let event = Event::Complaint(words.to_owned());
             forbidden_message(&event, "$JS.API").map(|forbidden| forbidden.subject)
         };
         let publish = |to: &str| subject(&format!("Permissions Violation for Publish to \"{to}\""));

@@ -1,89 +1,110 @@
-//! How a connection is asked for: servers, secrets, TLS; and what its refusal means.
+//! Who we are to a NATS server: secrets from their files, and the answer to its challenge. Also how
+//! servers are named and chosen.
 
-use async_nats::{ConnectErrorKind, ConnectOptions, ServerAddr};
-use std::error::Error as StdError;
+use async_nats::{ConnectInfo, Protocol, ServerAddr, ServerInfo};
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use nkeys::KeyPair;
 use std::path::Path;
 use std::time::Duration;
 
 use crate::config::{DestinationConfig, NatsAuth};
 use crate::error::{Failure, Kind};
 
-/// Dead links are noticed after three unanswered pings, within 20 s.
-const PING_INTERVAL: Duration = Duration::from_secs(5);
-/// Deadline of TCP, TLS and login together, for each address.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Deadline of a request to the JetStream API.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Answers that may wait to be read: more than any window, since one that finds no room is lost.
-const ANSWERS_MAX: usize = 128 * 1024;
-/// Messages between us and the client's task: enough to fill its write buffer.
-const SENDER_CAPACITY: usize = 1024;
 
-/// Sets the TLS library's process-wide provider, which the NATS client takes, to ring. One that the
-/// application has chosen stays.
+/// Sets the TLS library's process-wide provider to ring. One that the application has chosen stays.
 pub fn provide_tls() {
     // An error says that there is one.
     drop(rustls::crypto::ring::default_provider().install_default());
 }
 
-pub(super) fn options(
+/// What the server is told of us. Reads the secrets' files, at each connect.
+pub(super) fn introduction(
     config: &DestinationConfig,
     address: &ServerAddr,
-) -> Result<ConnectOptions, Failure> {
-    let mut options = login(ConnectOptions::new(), &config.auth, address)?
-        .name(format!("outboxd {}", config.name))
-        .max_reconnects(1)
-        .connection_timeout(CONNECT_TIMEOUT)
-        .request_timeout(Some(REQUEST_TIMEOUT))
-        .ping_interval(PING_INTERVAL)
-        .subscription_capacity(ANSWERS_MAX)
-        .client_capacity(SENDER_CAPACITY)
-        .ignore_discovered_servers()
-        // Subjects are made by the template's rule and reply subjects by us.
-        .skip_subject_validation(true)
-        .require_tls(config.tls.required);
-    if let Some(prefix) = &config.inbox_prefix {
-        options = options.custom_inbox_prefix(prefix);
-    }
-    if let Some(file) = &config.tls.ca_file {
-        options = options.add_root_certificates(file.clone());
-    }
-    if let (Some(cert), Some(key)) = (&config.tls.cert_file, &config.tls.key_file) {
-        options = options.add_client_certificate(cert.clone(), key.clone());
-    }
-    Ok(options)
+    server: &ServerInfo,
+) -> Result<ConnectInfo, Failure> {
+    let mut info = ConnectInfo {
+        verbose: false,
+        pedantic: false,
+        user_jwt: None,
+        nkey: None,
+        signature: None,
+        name: Some(format!("outboxd {}", config.name)),
+        echo: true,
+        lang: "rust".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        protocol: Protocol::Dynamic,
+        tls_required: config.tls.required || address.tls_required(),
+        user: None,
+        pass: None,
+        auth_token: None,
+        headers: true,
+        no_responders: true,
+    };
+    log_in(&mut info, &config.auth, address, &server.nonce)?;
+    Ok(info)
 }
 
-/// Reads the secrets' files, at each connect.
-fn login(
-    options: ConnectOptions,
+fn log_in(
+    info: &mut ConnectInfo,
     auth: &NatsAuth,
     address: &ServerAddr,
-) -> Result<ConnectOptions, Failure> {
+    nonce: &str,
+) -> Result<(), Failure> {
     if let Some(file) = &auth.creds_file {
         let words = read(file)?;
-        return options.credentials(&words).map_err(|error| {
-            let detail = format!("{} is not a credentials file: {error}", file.display());
+        let [jwt, seed] = between_dashes(&words).ok_or_else(|| {
+            let what = "a token and a seed, each between two lines of dashes, are not in it";
+            let detail = format!("{} is not a credentials file: {what}", file.display());
             Failure::new(Kind::BrokerLogin, detail)
-        });
-    }
-    if let Some(file) = &auth.nkey_file {
-        return Ok(options.nkey(read(file)?));
-    }
-    if let Some(file) = &auth.token_file {
-        return Ok(options.token(read(file)?));
-    }
-    if let Some(user) = &auth.user {
+        })?;
+        info.user_jwt = Some(jwt.to_owned());
+        info.signature = Some(sign(file, seed, nonce)?.1);
+    } else if let Some(file) = &auth.nkey_file {
+        let (public, signature) = sign(file, read(file)?.trim(), nonce)?;
+        info.nkey = Some(public);
+        info.signature = Some(signature);
+    } else if let Some(file) = &auth.token_file {
+        info.auth_token = Some(read(file)?);
+    } else if let Some(user) = &auth.user {
         let password = auth.password_file.as_deref().map(read).transpose()?;
-        return Ok(options.user_and_password(user.clone(), password.unwrap_or_default()));
-    }
-    Ok(match (address.username(), address.password()) {
-        (Some(user), Some(password)) => {
-            options.user_and_password(user.to_owned(), password.to_owned())
+        info.user = Some(user.clone());
+        info.pass = Some(password.unwrap_or_default());
+    } else {
+        match (address.username(), address.password()) {
+            (Some(user), Some(password)) => {
+                info.user = Some(user.to_owned());
+                info.pass = Some(password.to_owned());
+            }
+            (token, _) => info.auth_token = token.map(ToOwned::to_owned),
         }
-        (Some(token), None) => options.token(token.to_owned()),
-        (None, _) => options,
-    })
+    }
+    Ok(())
+}
+
+/// Public key and signature of the server's challenge.
+fn sign(file: &Path, seed: &str, nonce: &str) -> Result<(String, String), Failure> {
+    let refused = |error: nkeys::error::Error| {
+        let detail = format!("the seed in {} can't be used: {error}", file.display());
+        Failure::new(Kind::BrokerLogin, detail)
+    };
+    let pair = KeyPair::from_seed(seed).map_err(refused)?;
+    let signature = pair.sign(nonce.as_bytes()).map_err(refused)?;
+    Ok((pair.public_key(), BASE64_URL_SAFE_NO_PAD.encode(signature)))
+}
+
+/// The two lines of a credentials file that stand between lines of dashes: token and seed.
+fn between_dashes(words: &str) -> Option<[&str; 2]> {
+    let lines: Vec<&str> = words.lines().map(str::trim).collect();
+    let is_rule = |line: &str| line.starts_with("---") && line.ends_with("---");
+    let mut found = lines.windows(3).filter_map(|window| match window {
+        [above, line, below] if is_rule(above) && is_rule(below) && !line.is_empty() => Some(*line),
+        _ => None,
+    });
+    Some([found.next()?, found.next()?])
 }
 
 fn read(file: &Path) -> Result<String, Failure> {
@@ -93,42 +114,11 @@ fn read(file: &Path) -> Result<String, Failure> {
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-pub(super) fn connect_failure(server: &str, error: &async_nats::ConnectError) -> Failure {
-    let server = shown(server);
-    let detail = format!("{server}: {error}");
-    let kind = match error.kind() {
-        ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
-            Kind::BrokerLogin
-        }
-        ConnectErrorKind::Tls => Kind::BrokerTls,
-        _ if is_about_tls(error) => Kind::BrokerTls,
-        ConnectErrorKind::Io if is_about_login(&detail) => Kind::BrokerLogin,
-        ConnectErrorKind::ServerParse
-        | ConnectErrorKind::Dns
-        | ConnectErrorKind::TimedOut
-        | ConnectErrorKind::Io
-        | ConnectErrorKind::MaxReconnects => Kind::BrokerUnreachable,
-    };
-    Failure::new(kind, detail)
-}
-
 /// The server's words for logins that were good once: "User Authentication Expired",
 /// "Account Authentication Expired", "User Authentication Revoked", "Authorization Violation".
 pub(super) fn is_about_login(words: &str) -> bool {
     let words = words.to_ascii_lowercase();
     words.contains("authentication") || words.contains("authorization")
-}
-
-fn is_about_tls(error: &async_nats::ConnectError) -> bool {
-    let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
-    while let Some(error) = cause {
-        let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-        if error.is::<rustls::Error>() || inner.is_some_and(|inner| inner.is::<rustls::Error>()) {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
 }
 
 /// A server's URL without what stands before `@`.
@@ -156,5 +146,16 @@ mod tests {
         assert_eq!(shown("nats://user:p@ss@db:4222"), "nats://db:4222");
         assert_eq!(shown("token@db"), "db");
         assert_eq!(shown("nats://db:4222"), "nats://db:4222");
+    }
+
+    #[test]
+    fn a_credentials_file_has_a_token_and_a_seed() {
+        let words = "-----BEGIN NATS USER JWT-----\r\neyJ0.e30.s_-\r\n------END NATS USER JWT------\r\n\r\n\
+                     ************************* IMPORTANT *************************\r\n\
+                     NKEY Seed printed below can be used to sign and prove identity.\r\n\r\n\
+                     -----BEGIN USER NKEY SEED-----\r\nSUAB\r\n------END USER NKEY SEED------\r\n";
+        assert_eq!(between_dashes(words), Some(["eyJ0.e30.s_-", "SUAB"]));
+        assert_eq!(between_dashes("SUAB"), None);
+        assert_eq!(between_dashes("---\na\n---\n---\n\n---"), None);
     }
 }

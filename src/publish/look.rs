@@ -1,8 +1,6 @@
 //! One event in the stream, for `outboxd trace`: its message between two sequences, and what each
 //! durable consumer has done about it. Reads headers only, and a bounded number of messages.
 
-use async_nats::Message;
-use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::time::Duration;
@@ -10,6 +8,7 @@ use tokio::time::timeout;
 
 use super::connect::Link;
 use super::facts::{StreamInfo, covers};
+use super::nats::Delivery;
 use super::resume::{create_consumer, last_of};
 use crate::config::DestinationConfig;
 use crate::error::{Failure, Kind};
@@ -195,20 +194,20 @@ impl<'a> Looker<'a> {
         }
         let name =
             create_consumer(&self.link, self.config, from, retention).await.map_err(fault)?;
-        let (inbox, mut answers) = self.link.open_inbox().await?;
+        let (inbox, mut answers) = self.link.open_inbox();
         let verb = format!("CONSUMER.MSG.NEXT.{}.{name}", self.config.stream);
         let expires = u64::try_from(PULL_EXPIRES.as_nanos()).unwrap_or(u64::MAX);
         let pull = json!({ "batch": PULL, "expires": expires });
         let mut looked_at = 0;
         for request in 0_u64.. {
-            self.link.tell(&verb, format!("{inbox}.{request}"), &pull).await?;
+            self.link.tell(&verb, &format!("{inbox}.{request}"), &pull);
             for _ in 0..PULL {
                 let message = tokio::select! {
                     biased;
                     message = timeout(PULL_PATIENCE, answers.next()) => message,
                     failure = self.link.ended() => return Err(failure),
                 };
-                let message = message.ok().flatten().filter(|message| message.status.is_none());
+                let message = message.ok().flatten().filter(|message| message.status().is_none());
                 // The end of a request, or silence: what is not shown by now is not to be seen.
                 let Some((place, at, message)) = message.and_then(delivery) else {
                     look.cut = true;
@@ -256,13 +255,13 @@ impl<'a> Looker<'a> {
 }
 
 fn of_event(
-    message: &Message,
+    message: &Delivery,
     envelope: &Envelope,
     event: &Wanted,
     stream_seq: u64,
     stored_at_nanos: i64,
 ) -> Option<Seen> {
-    let headers = message.headers.as_ref()?;
+    let headers = message.headers();
     let replay = replay_of(headers);
     let of_job = Envelope { replay: replay.clone(), ..envelope.clone() };
     let found = parse_identity(headers, &of_job, stream_seq)?;
@@ -273,7 +272,7 @@ fn of_event(
         stream_seq,
         seq: found.seq,
         stored_at_nanos,
-        subject: message.subject.to_string(),
+        subject: message.subject().to_owned(),
         event_id,
         commit_lsn: found.commit_lsn.map(|lsn| lsn.to_string()),
         replay,
@@ -281,9 +280,8 @@ fn of_event(
 }
 
 /// Stream sequence and time of a delivery, from its reply subject; see `resume`.
-fn delivery(message: Message) -> Option<(u64, i64, Message)> {
-    let reply = message.reply.as_ref()?;
-    let tokens: Vec<&str> = reply.split('.').collect();
+fn delivery(message: Delivery) -> Option<(u64, i64, Delivery)> {
+    let tokens: Vec<&str> = message.reply().split('.').collect();
     let at = if tokens.len() == 9 { 5 } else { 7 };
     let (seq, time) = (tokens.get(at)?.parse().ok()?, tokens.get(at + 2)?.parse().ok()?);
     Some((seq, time, message))

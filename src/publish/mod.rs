@@ -9,6 +9,7 @@ mod connect;
 mod facts;
 mod login;
 pub mod look;
+mod nats;
 mod outcome;
 mod per_run;
 pub mod recovery;

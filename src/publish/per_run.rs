@@ -1,12 +1,12 @@
 //! Plain publishes, each answered by itself. Order within a run is the caller's: it ships the next
 //! event of a run when the one before is stored. Pure.
 
-use async_nats::Subject;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::ack::{Reply, ServerError};
 use super::outcome::{End, Said, judge};
+use crate::message::push_decimal;
 use crate::relay::outcome::{Answer, Attempt, Doubt, Outcome};
 
 /// What was sent and not answered.
@@ -23,7 +23,7 @@ pub(super) struct InFlight {
 #[derive(Debug)]
 struct Sent {
     attempt: Attempt,
-    subject: Subject,
+    subject: String,
     at: Instant,
     answered: bool,
 }
@@ -43,11 +43,20 @@ impl InFlight {
         self.sent.front().map(|sent| sent.at + ack_timeout)
     }
 
-    /// Counts the message in and gives its reply subject.
-    pub(super) fn stamp(&mut self, attempt: Attempt, subject: Subject, now: Instant) -> String {
+    /// Counts the message in and writes its reply subject.
+    pub(super) fn stamp(
+        &mut self,
+        attempt: Attempt,
+        subject: &str,
+        now: Instant,
+        reply: &mut String,
+    ) {
+        let subject = subject.to_owned();
         self.sent.push_back(Sent { attempt, subject, at: now, answered: false });
         self.unanswered += 1;
-        format!("{}.one.{}", self.inbox, attempt.0)
+        reply.push_str(&self.inbox);
+        reply.push_str(".one.");
+        push_decimal(reply, attempt.0);
     }
 
     /// What an answer means. `subject` is the reply subject it came on.
@@ -72,8 +81,7 @@ impl InFlight {
     /// it is that one. With several, permissions may have changed between them, and some of them
     /// may be stored.
     pub(super) fn on_forbidden(&mut self, subject: &str, error: &ServerError) -> Vec<Answer> {
-        let those =
-            self.sent.iter_mut().filter(|sent| !sent.answered && sent.subject.as_str() == subject);
+        let those = self.sent.iter_mut().filter(|sent| !sent.answered && sent.subject == subject);
         let mut attempts = Vec::new();
         for sent in those {
             sent.answered = true;
@@ -136,12 +144,18 @@ mod tests {
         Reply::parse(body.as_bytes())
     }
 
+    fn stamp(flight: &mut InFlight, attempt: u64, subject: &str, now: Instant) -> String {
+        let mut reply = String::new();
+        flight.stamp(Attempt(attempt), subject, now, &mut reply);
+        reply
+    }
+
     #[test]
     fn answers_come_in_any_order_and_count_once() {
         let now = Instant::now();
         let mut flight = InFlight::new("_INBOX.me".into(), false, 2);
-        let first = flight.stamp(Attempt(5), "events.a".into(), now);
-        let second = flight.stamp(Attempt(9), "events.a".into(), now);
+        let first = stamp(&mut flight, 5, "events.a", now);
+        let second = stamp(&mut flight, 9, "events.a", now);
         assert!(!flight.takes_next());
         let answer = flight.on_reply(&second, reply(r#"{"stream":"S","seq":4}"#)).unwrap();
         let stored = Outcome::Stored { stream_seq: 4, duplicate: false };
@@ -161,8 +175,7 @@ mod tests {
     fn disconnection_leaves_the_unanswered_unknown() {
         let now = Instant::now();
         let mut flight = InFlight::new("_INBOX.me".into(), true, 10);
-        let subjects: Vec<_> =
-            (1..4).map(|n| flight.stamp(Attempt(n), "events.a".into(), now)).collect();
+        let subjects: Vec<_> = (1..4).map(|n| stamp(&mut flight, n, "events.a", now)).collect();
         let answer = flight.on_reply(&subjects[1], Reply::NoResponders).unwrap();
         let Outcome::Refused(refusal) = answer.outcome else { panic!("{answer:?}") };
         assert!(refusal.permanent.is_none() && refusal.detail.contains("`events.a`"));
@@ -175,7 +188,7 @@ mod tests {
         let now = Instant::now();
         let mut flight = InFlight::new("_INBOX.me".into(), true, 10);
         for (n, subject) in [(1, "events.a"), (2, "events.b"), (3, "events.a")] {
-            flight.stamp(Attempt(n), subject.into(), now);
+            stamp(&mut flight, n, subject, now);
         }
         let words = ServerError::undelivered("not allowed".to_owned());
         let answers = flight.on_forbidden("events.b", &words);

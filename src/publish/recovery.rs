@@ -1,25 +1,21 @@
 //! The broker's side of `outboxd recover`: reads what a stream has of this relay, whatever its
 //! generation, copies messages to another stream, and tells consumers of the new generation.
 
-use std::str::FromStr as _;
-
-use async_nats::header::NATS_MESSAGE_ID;
-use async_nats::message::OutboundMessage;
-use async_nats::{HeaderMap, HeaderName, HeaderValue, StatusCode, Subscriber};
-use bytes::Bytes;
-use futures_util::StreamExt as _;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::timeout;
 
 use super::ack::Reply;
-use super::connect::{AskError, Link};
+use super::connect::{AskError, Link, NO_RESPONDERS};
 use super::facts::StreamInfo;
 use super::login::REQUEST_TIMEOUT;
-use super::resume::{base64_decode, resume};
+use super::nats::Subscriber;
+use super::resume::resume;
 use crate::config::DestinationConfig;
 use crate::error::{Failure, Kind};
-use crate::message::{Envelope, Message};
+use crate::message::{Envelope, Headers, Message};
 use crate::relay::outcome::{Floor, ReadFrom, Resumed};
 
 /// A connection for one destination.
@@ -58,7 +54,7 @@ impl Desk {
     pub async fn open(config: &DestinationConfig) -> Result<Desk, Failure> {
         super::provide_tls();
         let link = Link::connect(config).await?;
-        let (inbox, answers) = link.open_inbox().await?;
+        let (inbox, answers) = link.open_inbox();
         Ok(Desk { link, config: config.clone(), inbox, answers, sent: 0 })
     }
 
@@ -71,8 +67,7 @@ impl Desk {
 
     /// Publishes one message and waits for its place in the stream.
     pub async fn publish(&mut self, message: Message) -> Result<u64, Failure> {
-        let Message { subject, headers, payload, .. } = message;
-        self.store(subject.to_string(), headers, payload).await
+        self.store(message.subject(), message.head(), &message.payload).await
     }
 
     /// Finds the stream for copies, or makes it.
@@ -118,41 +113,24 @@ impl Desk {
             let detail = format!("message {seq} of stream `{from}` can't be read");
             Failure::new(Kind::BrokerJetStream, detail)
         };
-        let block = base64_decode(&hdrs).ok_or_else(unreadable)?;
-        let payload = base64_decode(&data).ok_or_else(unreadable)?;
-        let mut headers = own_headers(&block);
-        for (name, value) in [
-            ("Outbox-Quarantined-From", from.clone()),
-            ("Outbox-Quarantined-Sequence", seq.to_string()),
-        ] {
-            let value = HeaderValue::from_str(&value).map_err(|_| unreadable())?;
-            headers.insert(HeaderName::from_static(name), value);
-        }
-        let id = format!("outboxd-quarantine:{from}:{seq}");
-        headers.insert(NATS_MESSAGE_ID, HeaderValue::from_str(&id).map_err(|_| unreadable())?);
+        let decode = |text: &str| BASE64_STANDARD.decode(text).map_err(|_| unreadable());
+        let (block, payload) = (decode(&hdrs)?, decode(&data)?);
+        let head = format!(
+            "NATS/1.0\r\nNats-Msg-Id: outboxd-quarantine:{from}:{seq}\r\n\
+             Outbox-Quarantined-From: {from}\r\nOutbox-Quarantined-Sequence: {seq}\r\n{}\r\n",
+            own_lines(&block)
+        );
         let subject = match &to.subject {
             Ok(stem) => format!("{stem}{subject}"),
             Err(subject) => subject.clone(),
         };
-        self.store(subject, headers, payload.into()).await.map(drop)
+        self.store(&subject, &head, &payload).await.map(drop)
     }
 
-    async fn store(
-        &mut self,
-        subject: String,
-        headers: HeaderMap,
-        payload: Bytes,
-    ) -> Result<u64, Failure> {
+    async fn store(&mut self, subject: &str, head: &str, payload: &[u8]) -> Result<u64, Failure> {
         self.sent += 1;
         let reply = format!("{}.{}", self.inbox, self.sent);
-        self.link
-            .publish(OutboundMessage {
-                subject: subject.clone().into(),
-                reply: Some(reply.into()),
-                payload,
-                headers: Some(headers),
-            })
-            .await?;
+        self.link.publish(subject, &reply, head, payload);
         let answer = tokio::select! {
             biased;
             answer = timeout(REQUEST_TIMEOUT, self.answers.next()) => answer,
@@ -163,7 +141,7 @@ impl Desk {
         };
         let failed = |kind, what: String| Err(Failure::new(kind, format!("`{subject}`: {what}")));
         match answer {
-            Ok(Some(answer)) if answer.status == Some(StatusCode::NO_RESPONDERS) => {
+            Ok(Some(answer)) if answer.status() == Some(NO_RESPONDERS) => {
                 failed(Kind::StreamSubjects, "no stream stores this subject".to_owned())
             }
             Ok(Some(answer)) => match Reply::parse(&answer.payload) {
@@ -184,22 +162,17 @@ impl Desk {
     }
 }
 
-/// Every header but the server's own.
-fn own_headers(block: &[u8]) -> HeaderMap {
+/// The lines of every header but the server's own, and those that say where a copy is from.
+fn own_lines(block: &[u8]) -> String {
     let text = String::from_utf8_lossy(block);
-    let mut headers = HeaderMap::new();
-    for line in text.split("\r\n").skip(1) {
-        let Some((name, value)) = line.split_once(':') else { continue };
-        if name.to_ascii_lowercase().starts_with("nats-") {
-            continue;
-        }
-        if let (Ok(name), Ok(value)) =
-            (HeaderName::from_str(name), HeaderValue::from_str(value.trim()))
-        {
-            headers.append(name, value);
+    let mut lines = String::new();
+    for (name, value) in Headers::of(text.as_bytes()).iter() {
+        let lower = name.to_ascii_lowercase();
+        if !lower.starts_with("nats-") && !lower.starts_with("outbox-quarantined-") {
+            lines.push_str(&format!("{name}: {value}\r\n"));
         }
     }
-    headers
+    lines
 }
 
 #[cfg(test)]
@@ -208,8 +181,10 @@ mod tests {
 
     #[test]
     fn headers_of_the_server_stay_behind() {
-        let headers = own_headers(b"NATS/1.0\r\nNats-Msg-Id: a\r\nOutbox-Seq: 7\r\nX: \r\n\r\n");
-        assert_eq!(headers.len(), 2);
-        assert_eq!(headers.get("Outbox-Seq").map(|value| value.as_str()), Some("7"));
+        let lines = own_lines(
+            b"NATS/1.0\r\nNats-Msg-Id: a\r\nOutbox-Seq: 7\r\nX: \r\n\
+              Outbox-Quarantined-From: b\r\n\r\n",
+        );
+        assert_eq!(lines, "Outbox-Seq: 7\r\nX: \r\n");
     }
 }

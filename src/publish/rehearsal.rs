@@ -1,12 +1,10 @@
 //! What Resume will need, tried once: a permission that is missing is better found by `outboxd check`
 //! than by the first restart. Leaves behind a reader that the server removes within seconds.
 
-use async_nats::StatusCode;
-use futures_util::StreamExt as _;
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::connect::Link;
+use super::connect::{Link, NO_RESPONDERS};
 use super::facts::StreamInfo;
 use super::login::REQUEST_TIMEOUT;
 use super::resume::{consumer_name, create_consumer, last_of};
@@ -61,12 +59,12 @@ async fn create(config: &DestinationConfig) -> Result<Option<String>, Failure> {
 /// Without a reader nobody can answer, and the server says so: the request was allowed.
 async fn pull(config: &DestinationConfig, reader: Option<String>) -> Result<(), Failure> {
     let link = Link::connect(config).await?;
-    let (inbox, mut answers) = link.open_inbox().await?;
+    let (inbox, mut answers) = link.open_inbox();
     let exists = reader.is_some();
     let name = reader.unwrap_or_else(consumer_name);
     let verb = format!("CONSUMER.MSG.NEXT.{}.{name}", config.stream);
     let one = json!({ "batch": 1, "no_wait": true });
-    link.tell(&verb, format!("{inbox}.0"), &one).await?;
+    link.tell(&verb, &format!("{inbox}.0"), &one);
     let answer = tokio::select! {
         biased;
         answer = timeout(REQUEST_TIMEOUT, answers.next()) => answer,
@@ -74,7 +72,7 @@ async fn pull(config: &DestinationConfig, reader: Option<String>) -> Result<(), 
     };
     let failed = |what: &str| Err(Failure::new(Kind::BrokerJetStream, what));
     match answer {
-        Ok(Some(answer)) if exists && answer.status == Some(StatusCode::NO_RESPONDERS) => {
+        Ok(Some(answer)) if exists && answer.status() == Some(NO_RESPONDERS) => {
             failed("the reader that was just created does not answer")
         }
         Ok(Some(_)) => Ok(()),

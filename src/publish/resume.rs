@@ -14,8 +14,8 @@
 //! the others; what they have all consumed is not found. On a work queue the server allows no
 //! reader beside them: nothing is read, and only the dedupe window prevents copies.
 
-use async_nats::{Message, StatusCode};
-use futures_util::StreamExt as _;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
 use serde_json::json;
 use std::time::Duration;
@@ -23,9 +23,10 @@ use tokio::time::timeout;
 
 use super::connect::{AskError, Link};
 use super::facts::StreamInfo;
+use super::nats::Delivery;
 use crate::config::DestinationConfig;
 use crate::error::{Failure, Kind};
-use crate::message::{Envelope, parse_identity};
+use crate::message::{Envelope, Headers, parse_identity};
 use crate::relay::outcome::{Found, ReadFrom, Resumed, Retention};
 
 /// How often an answer that can't be right is asked for again, and how long between: a deposed
@@ -50,6 +51,9 @@ const EMPTY_PULLS: u32 = 5;
 const PULL_PATIENCE: Duration = Duration::from_secs(5);
 /// The server removes a consumer that nobody asks.
 const CONSUMER_LIFE: Duration = Duration::from_secs(10);
+/// A consumer's words for a request that ends without all messages that it asked for.
+const NOTHING_FOUND: u16 = 404;
+const EXPIRED: u16 = 408;
 /// JetStream's "no message found".
 const NO_MESSAGE: u64 = 10037;
 
@@ -184,10 +188,8 @@ struct Stored {
 impl Stored {
     /// `Nats-Msg-Id` of the stored header block, which comes in base64.
     fn message_id(&self) -> Option<String> {
-        let block = base64_decode(self.hdrs.as_deref()?)?;
-        let text = String::from_utf8(block).ok()?;
-        let line = text.split("\r\n").find_map(|line| line.strip_prefix("Nats-Msg-Id:"));
-        line.map(|id| id.trim().to_owned())
+        let block = BASE64_STANDARD.decode(self.hdrs.as_deref()?).ok()?;
+        Headers::of(&block).get("Nats-Msg-Id").map(ToOwned::to_owned)
     }
 }
 
@@ -308,13 +310,13 @@ impl Reader<'_> {
         let stream = &self.config.stream;
         let start = self.read_to + 1;
         let name = create_consumer(self.link, self.config, start, retention).await?;
-        let (inbox, mut answers) = self.link.open_inbox().await?;
+        let (inbox, mut answers) = self.link.open_inbox();
         let next = format!("CONSUMER.MSG.NEXT.{stream}.{name}");
         let pull = json!({ "batch": PULL, "expires": nanos(PULL_EXPIRES) });
         let mut consumer_seq = 0;
         let mut empty = 0;
         for request in 0_u64.. {
-            self.link.tell(&next, format!("{inbox}.{request}"), &pull).await?;
+            self.link.tell(&next, &format!("{inbox}.{request}"), &pull);
             let mut left = PULL;
             while left > 0 {
                 let message = tokio::select! {
@@ -325,7 +327,7 @@ impl Reader<'_> {
                 let Ok(Some(message)) = message else {
                     return Err(self.again("the consumer fell silent"));
                 };
-                if let Some(status) = message.status {
+                if let Some(status) = message.status() {
                     self.end_of_request(status, end).await?;
                     empty = if left == PULL { empty + 1 } else { 0 };
                     if empty >= EMPTY_PULLS {
@@ -350,10 +352,9 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn take(&mut self, message: &Message, stream_seq: u64) {
+    fn take(&mut self, message: &Delivery, stream_seq: u64) {
         self.read_to = stream_seq;
-        let headers = message.headers.as_ref();
-        let found = headers.and_then(|headers| parse_identity(headers, self.envelope, stream_seq));
+        let found = parse_identity(message.headers(), self.envelope, stream_seq);
         // A stream that was never read, or replaced, can hold millions that are long recorded. What
         // was sent from a dead letter is as old as its event, and may be recorded nowhere.
         let confirmable = self.from.confirmable;
@@ -363,8 +364,8 @@ impl Reader<'_> {
     }
 
     /// A request ended before the message we wait for: that message may have been removed since.
-    async fn end_of_request(&self, status: StatusCode, end: u64) -> Result<(), Trouble> {
-        if status != StatusCode::NOT_FOUND && status != StatusCode::TIMEOUT {
+    async fn end_of_request(&self, status: u16, end: u64) -> Result<(), Trouble> {
+        if status != NOTHING_FOUND && status != EXPIRED {
             return Err(self.again(&format!("the consumer answered with status {status}")));
         }
         match self.last_of_ours().await? {
@@ -383,38 +384,14 @@ impl Reader<'_> {
 /// Stream and consumer sequence of a delivery, from its reply subject: of nine tokens as
 /// `$JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time>.<pending>`, or of
 /// eleven and more with domain and account behind `ACK`.
-fn delivery(message: &Message) -> Option<(u64, u64)> {
-    let reply = message.reply.as_ref()?;
-    let tokens: Vec<&str> = reply.split('.').collect();
+fn delivery(message: &Delivery) -> Option<(u64, u64)> {
+    let tokens: Vec<&str> = message.reply().split('.').collect();
     let at = if tokens.len() == 9 { 5 } else { 7 };
     Some((tokens.get(at)?.parse().ok()?, tokens.get(at + 1)?.parse().ok()?))
 }
 
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// RFC 4648's standard alphabet with padding, as Go's JSON writes bytes.
-pub(super) fn base64_decode(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    let (mut bits, mut held) = (0_u32, 0_u32);
-    for byte in text.trim_end_matches('=').bytes() {
-        let value = match byte {
-            b'A'..=b'Z' => byte - b'A',
-            b'a'..=b'z' => byte - b'a' + 26,
-            b'0'..=b'9' => byte - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        bits = bits << 6 | u32::from(value);
-        held += 6;
-        if held >= 8 {
-            held -= 8;
-            bytes.push(u8::try_from(bits >> held & 0xFF).ok()?);
-        }
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]
@@ -429,21 +406,12 @@ mod tests {
         };
         assert_eq!(stored.message_id().as_deref(), Some("a-b:c"));
         assert_eq!(Stored { seq: 1, hdrs: None }.message_id(), None);
-        assert_eq!(base64_decode("!"), None);
-        assert_eq!(base64_decode("TWE=").as_deref(), Some(&b"Ma"[..]));
+        assert_eq!(Stored { seq: 1, hdrs: Some("!".to_owned()) }.message_id(), None);
     }
 
     #[test]
     fn sequences_are_read_from_both_forms_of_the_reply_subject() {
-        let message = |reply: &str| Message {
-            subject: "events.a".into(),
-            reply: Some(reply.into()),
-            payload: bytes::Bytes::new(),
-            headers: None,
-            status: None,
-            description: None,
-            length: 0,
-        };
+        let message = Delivery::with_reply;
         let short = message("$JS.ACK.EVENTS.c.1.17.4.1700000000000000000.0");
         assert_eq!(delivery(&short), Some((17, 4)));
         let long = message("$JS.ACK.hub.ACC.EVENTS.c.1.17.4.1700000000000000000.0.x");

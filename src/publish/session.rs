@@ -5,17 +5,15 @@
 //! must those that the core ships before it has heard of it. So the session halts: whatever comes
 //! before a Resume succeeds is answered `NotSent`.
 
-use async_nats::message::OutboundMessage;
-use async_nats::{Message, Subscriber};
-use futures_util::{FutureExt as _, StreamExt as _};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep_until, timeout};
 
 use super::ack::{self, ServerError};
 use super::batch::{Batches, Settled, Step};
-use super::connect::{Forbidden, Link};
+use super::connect::{Forbidden, Link, NO_RESPONDERS};
 use super::facts::same_apart_from_state;
+use super::nats::{Delivery, Subscriber};
 use super::outcome::End;
 use super::per_run::InFlight;
 use super::resume::{message_id_at, resume};
@@ -58,6 +56,8 @@ pub(super) struct Session<'a> {
     facts: StreamFacts,
     pipe: Pipe,
     queue: VecDeque<Shipment>,
+    /// The reply subject of the message at hand.
+    reply: String,
     answers: Vec<Answer>,
     /// Nothing is sent. At the start, until the first Resume: the queue of orders may hold what
     /// was meant for an earlier connection.
@@ -93,6 +93,7 @@ impl<'a> Session<'a> {
             facts,
             pipe,
             queue: VecDeque::new(),
+            reply: String::new(),
             answers: Vec::new(),
             halted: true,
             resume: None,
@@ -186,6 +187,7 @@ impl<'a> Session<'a> {
     }
 
     async fn send_queued(&mut self) -> Result<(), Failure> {
+        let mut now = Instant::now();
         for _ in 0..SEND_RUN {
             if self.halted || !self.takes_next() {
                 return Ok(());
@@ -193,22 +195,25 @@ impl<'a> Session<'a> {
             let Some(Shipment { attempt, message }) = self.queue.pop_front() else {
                 return Ok(());
             };
-            let (now, last) = (Instant::now(), self.queue.is_empty());
-            let reply = match &mut self.pipe {
-                Pipe::Batch(batches) => batches.stamp(attempt, &message, last, now),
-                Pipe::PerRun(flight) => flight.stamp(attempt, message.subject.clone(), now),
-            };
-            let message = OutboundMessage {
-                subject: message.subject,
-                reply: Some(reply.into()),
-                payload: message.payload,
-                headers: Some(message.headers),
-            };
-            let sent = timeout(self.task.config.ack_timeout, self.link.publish(message)).await;
-            sent.unwrap_or_else(|_| {
-                let detail = "the connection takes no more bytes".to_owned();
-                Err(Failure::new(Kind::BrokerUnreachable, detail))
-            })?;
+            let last = self.queue.is_empty();
+            self.reply.clear();
+            match &mut self.pipe {
+                Pipe::Batch(batches) => {
+                    batches.stamp(attempt, &message, last, now, &mut self.reply);
+                }
+                Pipe::PerRun(flight) => {
+                    flight.stamp(attempt, message.subject(), now, &mut self.reply);
+                }
+            }
+            self.link.publish(message.subject(), &self.reply, message.head(), &message.payload);
+            if !self.link.has_room() {
+                let room = timeout(self.task.config.ack_timeout, self.link.room()).await;
+                room.unwrap_or_else(|_| {
+                    let detail = "the connection takes no more bytes".to_owned();
+                    Err(Failure::new(Kind::BrokerUnreachable, detail))
+                })?;
+                now = Instant::now();
+            }
         }
         Ok(())
     }
@@ -223,34 +228,32 @@ impl<'a> Session<'a> {
     /// Answers that are there already, so that a window's worth of them is one report.
     async fn hear_ready(&mut self) -> Result<(), Failure> {
         for _ in 0..SEND_RUN {
-            match self.replies.next().now_or_never() {
-                Some(Some(answer)) => self.hear(answer).await?,
-                Some(None) | None => break,
-            }
+            let Some(answer) = self.replies.ready() else { break };
+            self.hear(answer).await?;
         }
         Ok(())
     }
 
-    async fn hear(&mut self, answer: Message) -> Result<(), Failure> {
+    async fn hear(&mut self, answer: Delivery) -> Result<(), Failure> {
         self.silences = 0;
-        let reply = match answer.status {
-            Some(async_nats::StatusCode::NO_RESPONDERS) => ack::Reply::NoResponders,
+        let reply = match answer.status() {
+            Some(NO_RESPONDERS) => ack::Reply::NoResponders,
             _ => ack::Reply::parse(&answer.payload),
         };
         match &mut self.pipe {
             Pipe::PerRun(flight) => {
-                let answer = flight.on_reply(&answer.subject, reply);
+                let answer = flight.on_reply(answer.subject(), reply);
                 self.answered(answer);
                 Ok(())
             }
             Pipe::Batch(batches) => {
-                if batches.misses_one(&answer.subject, &reply)
+                if batches.misses_one(answer.subject(), &reply)
                     && let Ok(forbidden) = timeout(WORD_WITHIN, self.link.forbidden()).await
                 {
                     self.forbidden(&forbidden).await?;
                 }
                 let Pipe::Batch(batches) = &mut self.pipe else { return Ok(()) };
-                let step = batches.on_reply(&answer.subject, reply, Instant::now());
+                let step = batches.on_reply(answer.subject(), reply, Instant::now());
                 self.follow(step).await
             }
         }
@@ -297,7 +300,7 @@ impl<'a> Session<'a> {
     async fn follow(&mut self, step: Step) -> Result<(), Failure> {
         match step {
             Step::Nothing => {}
-            Step::End { subject, reply } => self.link.signal(subject, reply).await?,
+            Step::End { subject, reply } => self.link.publish(&subject, &reply, "", b""),
             Step::Settled(settled) => self.settle(settled).await,
         }
         Ok(())

@@ -1,9 +1,5 @@
 //! The broker's side of `init` and `check`: what is there, what is missing, what must be allowed.
 
-use async_nats::HeaderMap;
-use async_nats::message::OutboundMessage;
-use bytes::Bytes;
-use futures_util::StreamExt as _;
 use serde_json::json;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -190,16 +186,9 @@ impl Broker {
         let kinds = &self.config.filter.kinds;
         let word = kinds.iter().find(|kind| !kind.contains('*')).map_or(PROBE, String::as_str);
         let subject = self.config.subject.sample(word);
-        let (inbox, mut answers) = self.link.open_inbox().await?;
-        let mut headers = HeaderMap::new();
-        headers.insert(async_nats::header::NATS_EXPECTED_STREAM, PROBE);
-        let message = OutboundMessage {
-            subject: subject.clone().into(),
-            reply: Some(format!("{inbox}.probe").into()),
-            payload: Bytes::new(),
-            headers: Some(headers),
-        };
-        self.link.publish(message).await?;
+        let (inbox, mut answers) = self.link.open_inbox();
+        let head = format!("NATS/1.0\r\nNats-Expected-Stream: {PROBE}\r\n\r\n");
+        self.link.publish(&subject, &format!("{inbox}.probe"), &head, b"");
         let answer = tokio::select! {
             biased;
             answer = timeout(REQUEST_TIMEOUT, answers.next()) => answer,
@@ -213,7 +202,7 @@ impl Broker {
             }
         };
         let Ok(Some(answer)) = answer else { return Ok(Probe::Silent) };
-        if answer.status.is_some() {
+        if answer.status().is_some() {
             return Ok(Probe::NoStream(subject));
         }
         let refused = matches!(Reply::parse(&answer.payload), Reply::Refused(_));

@@ -36,18 +36,14 @@ impl Task {
     /// waits for nothing that a server may be slow at.
     pub(super) async fn run(mut self) {
         let stop = self.stop.clone();
-        let mut link = None;
         tokio::select! {
             biased;
             () = stop.cancelled() => {}
-            Stopped = self.serve_while_wanted(&mut link) => {}
-        }
-        if let Some(link) = link {
-            link.abandon().await;
+            Stopped = self.serve_while_wanted() => {}
         }
     }
 
-    async fn serve_while_wanted(&mut self, link: &mut Option<Link>) -> Stopped {
+    async fn serve_while_wanted(&mut self) -> Stopped {
         let seed = u64::try_from(uuid::Uuid::new_v4().as_u128() >> 64).unwrap_or(0);
         let mut backoff = Backoff::new(seed);
         let mut told: Option<Failure> = None;
@@ -59,14 +55,10 @@ impl Task {
                 Err(stopped) => return stopped,
             };
             failure = match opened {
-                Ok((opened, facts)) => {
+                Ok((link, facts)) => {
                     told = None;
                     let began = Instant::now();
-                    let opened = link.insert(opened);
-                    let served = self.serve(opened, facts).await;
-                    opened.abandon().await;
-                    *link = None;
-                    match served {
+                    match self.serve(&link, facts).await {
                         Ok((failure, stored)) => {
                             if stored || began.elapsed() >= CLEAN_AFTER {
                                 backoff.reset();
@@ -98,15 +90,9 @@ impl Task {
         let mut stored = false;
         loop {
             self.report(Report::Up(facts.clone()));
-            let ended = match link.open_inbox().await {
-                Ok(inbox) => {
-                    let mut session = Session::new(self, link, inbox, facts);
-                    let ended = session.run().await;
-                    stored |= session.has_stored();
-                    ended
-                }
-                Err(failure) => Ended::Failed(failure),
-            };
+            let mut session = Session::new(self, link, link.open_inbox(), facts);
+            let ended = session.run().await;
+            stored |= session.has_stored();
             facts = match ended {
                 Ended::Stopped => return Err(Stopped),
                 Ended::Failed(failure) => return Ok((failure, stored)),

@@ -454,7 +454,7 @@ impl Destination {
             words.push_str(&format!(" (JetStream error {})", refusal.code));
             let message = self.lanes.get(slot).map(|entry| self.message(entry));
             if let Some(Ok(message)) = message {
-                let size = message.size;
+                let size = message.size();
                 words.push_str(&format!("; the message has {size} bytes, headers counted"));
             }
         }
@@ -617,10 +617,10 @@ impl Destination {
             None => facts.max_message_bytes,
             Some(_) => facts.max_payload_bytes,
         });
-        if message.size > limit {
+        if message.size() > limit {
             let detail = format!(
                 "the message has {} bytes, headers counted; server and stream take {limit}",
-                message.size
+                message.size()
             );
             return Err(Fault::new(Reason::TooLarge, detail));
         }

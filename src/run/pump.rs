@@ -312,11 +312,13 @@ impl Pump<'_> {
 
     fn read(&mut self, items: Vec<WalItem>) -> Result<(), Failure> {
         let (mut rows, mut received) = (0, Lsn::ZERO);
+        // One glance at the clock for all that came at once.
+        let now = clock::now();
         for item in items {
             match item {
                 WalItem::Keepalive { wal_end } => {
                     received = wal_end;
-                    self.feed(Input::Keepalive { wal_end })?;
+                    self.feed_at(now, Input::Keepalive { wal_end })?;
                 }
                 WalItem::Data { wal_start, wal_end, payload } => {
                     received = wal_end;
@@ -325,13 +327,15 @@ impl Pump<'_> {
                     })?;
                     match decoded {
                         Decoded::Begin { commit_lsn, .. } => {
-                            self.feed(Input::Begin { commit_lsn })?
+                            self.feed_at(now, Input::Begin { commit_lsn })?
                         }
                         Decoded::Event(event) => {
                             rows += 1;
-                            self.feed(Input::Event(event))?;
+                            self.feed_at(now, Input::Event(event))?;
                         }
-                        Decoded::Commit { end_lsn, .. } => self.feed(Input::Commit { end_lsn })?,
+                        Decoded::Commit { end_lsn, .. } => {
+                            self.feed_at(now, Input::Commit { end_lsn })?
+                        }
                         Decoded::Truncate { of_outbox: true } => tracing::warn!(
                             lsn = %wal_start,
                             "the outbox table was truncated: rows that were not streamed are gone"
@@ -454,7 +458,11 @@ impl Pump<'_> {
     }
 
     fn feed(&mut self, input: Input) -> Result<(), Failure> {
-        let handled = self.relay.handle(clock::now(), input);
+        self.feed_at(clock::now(), input)
+    }
+
+    fn feed_at(&mut self, now: Instant, input: Input) -> Result<(), Failure> {
+        let handled = self.relay.handle(now, input);
         handled.map_err(|ProtocolViolation(what)| Failure::new(Kind::Undecodable, what))
     }
 

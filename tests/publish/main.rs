@@ -6,6 +6,7 @@
 #[path = "../support/batches.rs"]
 mod batches;
 mod driver;
+mod login;
 mod odd;
 
 use driver::{PATIENCE, Run, Wire, destination, lsn_of, message};

@@ -1,9 +1,8 @@
 //! One JetStream stream: fast-ingest batches with gap mode `fail`, plain publishes, a dedupe
 //! window that ages, and, with replicas, proposals that are decided later or never.
 
+use outboxd::message::Headers;
 use std::collections::{HashMap, VecDeque};
-
-use async_nats::HeaderMap;
 
 use crate::dice::Dice;
 
@@ -18,7 +17,7 @@ pub struct Packet {
     pub batch: Option<Nth>,
     pub seq: i64,
     pub msg_id: String,
-    pub headers: HeaderMap,
+    pub head: String,
     pub poison: bool,
     /// When the last Resume before this send read the stream.
     pub resumed_at: Micros,
@@ -71,11 +70,17 @@ pub enum Reply {
 pub struct Stored {
     pub seq: i64,
     pub msg_id: String,
-    pub headers: HeaderMap,
+    pub head: String,
     pub at: Micros,
     pub resumed_at: Micros,
     pub sent_at: Micros,
     pub stale: bool,
+}
+
+impl Stored {
+    pub fn headers(&self) -> Headers<'_> {
+        Headers::of(self.head.as_bytes())
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -229,7 +234,7 @@ impl Broker {
         let stored = Stored {
             seq: packet.seq,
             msg_id: packet.msg_id.clone(),
-            headers: packet.headers,
+            head: packet.head,
             at: now,
             resumed_at: packet.resumed_at,
             sent_at: packet.sent_at,

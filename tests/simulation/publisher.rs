@@ -133,7 +133,7 @@ impl Publisher {
                 let reached = broker.last_seq();
                 assert!(!same || (from..=reached).contains(&known), "{known} is not known");
                 let found = (from + 1..=reached).filter_map(|seq| {
-                    let found = parse_identity(&broker.get(seq)?.headers, &self.envelope, seq)?;
+                    let found = parse_identity(broker.get(seq)?.headers(), &self.envelope, seq)?;
                     found.commit_lsn.is_none_or(|lsn| lsn >= confirmable).then_some(found)
                 });
                 effects.push(Effect::Report(Report::Resumed(Ok(Resumed {
@@ -179,14 +179,14 @@ impl Publisher {
 
     fn packet(&self, conn: u64, shipment: &Shipment, batch: Option<Nth>) -> Packet {
         let message = &shipment.message;
-        let found = parse_identity(&message.headers, &self.envelope, 0).expect("our own headers");
+        let found = parse_identity(message.headers(), &self.envelope, 0).expect("our own headers");
         Packet {
             conn,
             attempt: shipment.attempt.0,
             batch,
             seq: found.seq,
             msg_id: message.id().to_owned(),
-            headers: message.headers.clone(),
+            head: message.head().to_owned(),
             poison: message.payload == POISON,
             resumed_at: self.resumed_at,
             sent_at: 0,

@@ -172,7 +172,7 @@ impl World {
                 Action::Send { destination, attempt, message } => {
                     let at = usize::from(destination.0);
                     let found = outboxd::message::parse_identity(
-                        &message.headers,
+                        message.headers(),
                         &self.sites[at].envelope,
                         0,
                     );

@@ -2,13 +2,6 @@
 
 use super::*;
 use crate::relay::outcome::Outcome;
-use async_nats::HeaderMap;
-
-fn message(id: &str) -> Message {
-    let mut headers = HeaderMap::new();
-    headers.insert(async_nats::header::NATS_MESSAGE_ID, id);
-    Message { subject: "events.a".into(), headers, payload: "x".into(), size: 1 }
-}
 
 struct Bench {
     batches: Batches,
@@ -26,7 +19,9 @@ impl Bench {
         let attempt = Attempt(self.next);
         let id = format!("id-{}", self.next);
         self.next += 1;
-        self.batches.stamp(attempt, &message(&id), last, self.now)
+        let (message, mut reply) = (Message::bare("events.a", &id), String::new());
+        self.batches.stamp(attempt, &message, last, self.now, &mut reply);
+        reply
     }
 
     fn hear(&mut self, subject: &str, body: &str) -> Step {
@@ -202,8 +197,9 @@ fn of(subjects: &[&str]) -> (Bench, Vec<String>) {
     let mut bench = Bench::new(false);
     let mut replies = Vec::new();
     for (subject, nth) in subjects.iter().zip(1..) {
-        let message = Message { subject: (*subject).into(), ..message("x") };
-        replies.push(bench.batches.stamp(Attempt(nth), &message, false, bench.now));
+        let (message, mut reply) = (Message::bare(subject, "x"), String::new());
+        bench.batches.stamp(Attempt(nth), &message, false, bench.now, &mut reply);
+        replies.push(reply);
     }
     (bench, replies)
 }

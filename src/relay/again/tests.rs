@@ -51,7 +51,7 @@ impl Stage {
         for action in self.scene.poll() {
             match action {
                 Action::Send { attempt, message, .. } => {
-                    let seq = message.headers.get("Outbox-Seq").unwrap().as_str();
+                    let seq = message.headers().get("Outbox-Seq").unwrap();
                     sent.push((attempt.0, seq.parse().unwrap()));
                 }
                 Action::Bury { burial, .. } => self.burials.push(burial),

@@ -304,7 +304,7 @@ fn an_event_that_nobody_answers_holds_up_no_other_run() {
                 panic!("nothing is tried")
             };
             assert!(scene.sent().is_empty(), "one alone");
-            let seq = message.headers.get("Outbox-Seq").unwrap().as_str().parse().unwrap();
+            let seq = message.headers().get("Outbox-Seq").unwrap().parse().unwrap();
             seqs.push(seq);
             if seq == 4 {
                 scene.answer(attempt.0, Outcome::Stored { stream_seq: 12, duplicate: false });

@@ -110,7 +110,7 @@ pub(crate) fn leave(scene: &mut Scene) -> Vec<i64> {
     let mut seqs = Vec::new();
     while let Some(action) = scene.relay.poll(scene.now) {
         if let Action::Send { attempt, message, .. } = action {
-            seqs.push(message.headers.get("Outbox-Seq").unwrap().as_str().parse().unwrap());
+            seqs.push(message.headers().get("Outbox-Seq").unwrap().parse().unwrap());
             scene.answer(attempt.0, stored(100 + seqs.len() as u64));
         } else if let Action::Resume { .. } = action {
             scene.found("s1", 100 + seqs.len() as u64, &[]);

@@ -1,0 +1,201 @@
+//! The task of a connection: sends what senders wrote, hands out what comes in, and notices when
+//! the server is dead. Decides nothing about messages.
+
+use bytes::BytesMut;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWrite};
+use tokio::sync::watch;
+use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+use super::handshake::Socket;
+use super::wire::{self, Op};
+use super::{Event, Shared};
+use crate::publish::connect::ServerFacts;
+
+/// A link without a word in so long is asked for one; with a second question unanswered it is dead,
+/// within 20 s.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+const UNANSWERED_MAX: u32 = 2;
+/// Room for one read.
+const READ_BYTES: usize = 32 << 10;
+/// A large message leaves no more than this behind.
+const KEEP_BYTES: usize = 256 << 10;
+
+/// What is on its way into the socket.
+#[derive(Debug, Default)]
+pub(super) struct Sending {
+    bytes: Vec<u8>,
+    sent: usize,
+    flushed: bool,
+}
+
+enum Moved {
+    /// Everything taken is sent.
+    Sent,
+    /// So many bytes came; 0 is the end.
+    Read(usize),
+}
+
+/// See the module.
+pub(super) struct Worker {
+    pub(super) socket: Socket,
+    pub(super) unread: BytesMut,
+    pub(super) sending: Sending,
+    pub(super) shared: Arc<Shared>,
+    pub(super) close: CancellationToken,
+    pub(super) events: Box<dyn FnMut(Event) + Send>,
+    pub(super) ended: watch::Sender<bool>,
+}
+
+impl Worker {
+    /// Ends with the connection, or when its handle is dropped.
+    pub(super) async fn run(mut self) {
+        let words = self.work().await.err();
+        // Whoever finds that nothing comes any more can tell why.
+        (self.events)(Event::Ended(words));
+        self.shared.lock().subscriptions.clear();
+        self.ended.send_replace(true);
+        self.shared.taken.notify_one();
+    }
+
+    async fn work(&mut self) -> Result<(), String> {
+        let mut tick = interval(PING_INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut pulse = Pulse { tick, heard: true, unanswered: 0 };
+        // Something may have come together with the answer to the login.
+        self.absorb()?;
+        loop {
+            self.take();
+            tokio::select! {
+                biased;
+                () = self.close.cancelled() => return Ok(()),
+                moved = transfer(&mut self.socket, &mut self.unread, &mut self.sending) => {
+                    match moved.map_err(|error| error.to_string())? {
+                        Moved::Sent => {}
+                        Moved::Read(0) => return Err("it was closed by the server".to_owned()),
+                        Moved::Read(_) => {
+                            pulse.heard = true;
+                            self.absorb()?;
+                        }
+                    }
+                }
+                () = self.shared.wake.notified() => {}
+                _ = pulse.tick.tick() => {
+                    if pulse.asks()? {
+                        self.shared.lock().unsent.extend_from_slice(wire::PING);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes what there is to send, unless something is still on its way.
+    fn take(&mut self) {
+        if !self.sending.bytes.is_empty() {
+            return;
+        }
+        let mut state = self.shared.lock();
+        if state.unsent.is_empty() {
+            return;
+        }
+        std::mem::swap(&mut state.unsent, &mut self.sending.bytes);
+        drop(state);
+        self.shared.taken.notify_one();
+    }
+
+    /// Every whole operation that was read.
+    fn absorb(&mut self) -> Result<(), String> {
+        while let Some(op) = wire::take(&mut self.unread)? {
+            match op {
+                Op::Deliver(sid, delivery) => {
+                    let state = self.shared.lock();
+                    // Without effect when the subscription was given up.
+                    if let Some((_, to)) = state.subscriptions.iter().find(|(own, _)| *own == sid) {
+                        to.send(delivery).unwrap_or_default();
+                    }
+                }
+                Op::Ping => self.shared.lock().unsent.extend_from_slice(wire::PONG),
+                Op::Info(info) => self.shared.lock().facts = ServerFacts::of(&info),
+                Op::Complaint(words) => (self.events)(Event::Complaint(words)),
+                Op::Pong | Op::Fine => {}
+            }
+        }
+        if self.unread.capacity() - self.unread.len() < READ_BYTES / 4 {
+            self.unread.reserve(READ_BYTES);
+        }
+        Ok(())
+    }
+}
+
+/// Says when the server is asked for a sign of life.
+struct Pulse {
+    tick: Interval,
+    heard: bool,
+    unanswered: u32,
+}
+
+impl Pulse {
+    fn asks(&mut self) -> Result<bool, String> {
+        if std::mem::take(&mut self.heard) {
+            self.unanswered = 0;
+            return Ok(false);
+        }
+        if self.unanswered >= UNANSWERED_MAX {
+            return Err("the server answers no ping".to_owned());
+        }
+        self.unanswered += 1;
+        Ok(true)
+    }
+}
+
+/// Moves bytes both ways until everything taken is sent or something came. Cancel-safe.
+async fn transfer(
+    socket: &mut Socket,
+    unread: &mut BytesMut,
+    sending: &mut Sending,
+) -> io::Result<Moved> {
+    poll_fn(|cx| {
+        let had = !sending.bytes.is_empty();
+        // What came before the end is read before the end is told.
+        let failed = match poll_send(socket, sending, cx) {
+            Poll::Ready(Ok(())) if had => return Poll::Ready(Ok(Moved::Sent)),
+            Poll::Ready(Err(error)) => Some(error),
+            Poll::Ready(Ok(())) | Poll::Pending => None,
+        };
+        match (pin!(socket.read_buf(unread)).poll(cx), failed) {
+            (Poll::Ready(Ok(bytes)), _) if bytes > 0 => Poll::Ready(Ok(Moved::Read(bytes))),
+            (_, Some(error)) => Poll::Ready(Err(error)),
+            (read, None) => read.map_ok(Moved::Read),
+        }
+    })
+    .await
+}
+
+fn poll_send(
+    socket: &mut Socket,
+    sending: &mut Sending,
+    cx: &mut Context<'_>,
+) -> Poll<io::Result<()>> {
+    while let Some(rest) = sending.bytes.get(sending.sent..).filter(|rest| !rest.is_empty()) {
+        let sent = ready!(Pin::new(&mut *socket).poll_write(cx, rest))?;
+        if sent == 0 {
+            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        }
+        sending.sent += sent;
+        sending.flushed = false;
+    }
+    if !sending.flushed {
+        ready!(Pin::new(socket).poll_flush(cx))?;
+        sending.flushed = true;
+    }
+    sending.sent = 0;
+    sending.bytes.clear();
+    sending.bytes.shrink_to(KEEP_BYTES);
+    Poll::Ready(Ok(()))
+}
