@@ -1,7 +1,7 @@
 # The same commands that CI runs. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help fetch build demo test drill matrix bench bench-sweep bench-wal check clean-dev
+.PHONY: help fetch build demo test drill matrix bench bench-sweep bench-wal bench-micro bench-check check clean-dev
 
 PYTHON ?= python3
 # make demo ARGS="--events 100000 --rate 5000 --runs 50 --keep"
@@ -39,6 +39,12 @@ bench-sweep: fetch ## a look at 1 M and at 10 M retained rows reads the same pag
 bench-wal: fetch ## WAL that the relay writes itself, per event at 2,000 a second (ARGS="--seconds N --rounds N")
 	@# Bytes are counted, not time.
 	cargo bench --locked --profile dev --bench wal -- $(ARGS)
+
+bench-micro: ## what an event costs in each part of its way: time, by criterion (ARGS=NAME)
+	cargo run --locked --release --example micro -- --bench $(ARGS)
+
+bench-check: ## instructions of the micro benches against benches/micro/baseline.txt (ARGS=--update writes it)
+	@$(PYTHON) scripts/bench_check.py $(ARGS)
 
 check: ## format, lints, documentation, dependencies
 	cargo fmt --check
