@@ -356,10 +356,12 @@ impl Reader<'_> {
         self.read_to = stream_seq;
         let found = parse_identity(message.headers(), self.envelope, stream_seq);
         // A stream that was never read, or replaced, can hold millions that are long recorded. What
-        // was sent from a dead letter is as old as its event, and may be recorded nowhere.
-        let confirmable = self.from.confirmable;
+        // was sent from a dead letter is as old as its event, and may be recorded nowhere; and a later
+        // generation than ours is to be told, wherever it committed.
+        let (confirmable, ours) = (self.from.confirmable, self.envelope.generation);
         self.found.extend(found.filter(|it| {
-            it.letter.is_some() || it.commit_lsn.is_none_or(|lsn| lsn >= confirmable)
+            let is_open = it.commit_lsn.is_none_or(|lsn| lsn >= confirmable);
+            is_open || it.letter.is_some() || it.generation > ours
         }));
     }
 

@@ -350,6 +350,36 @@ async fn arrived(world: &World, messages: u64) {
     .await;
 }
 
+/// Restored to before an earlier recovery: the stream is of a later generation than the table, and the new
+/// one is above both. What both have is not sent again.
+#[tokio::test]
+async fn a_stream_of_a_later_generation() {
+    let mut world = World::prepare(swept_often()).await.unwrap();
+    let client = world.postgres.connect().await.unwrap();
+    client.batch_execute("UPDATE outbox.relay SET generation = 4").await.unwrap();
+    world.start_relay().await.unwrap();
+    write(&client, &["a"], 1, 10).await;
+    recorded(&world).await;
+    world.relay.terminate(SETTLE).await.unwrap();
+    let restored =
+        "UPDATE outbox.relay SET generation = 1; UPDATE outbox.receipt SET floor_seq = 0";
+    client.batch_execute(restored).await.unwrap();
+    write(&client, &["a"], 11, 5).await;
+    world.relay.start().unwrap();
+    not_ready(&world, &["history-lost", "generation 4"]).await;
+    world.relay.terminate(SETTLE).await.unwrap();
+    let words = String::from_utf8(world.relay.output(&["recover"]).await.unwrap().stdout).unwrap();
+    println!("{words}");
+    for word in
+        ["generation 4", "10 events of this database, 0 orphans", "generation 5 would begin"]
+    {
+        assert!(words.contains(word), "{word}: {words}");
+    }
+    let (report, content) = recover(&world, &["--yes"]).await;
+    assert!(content && report["new_generation"] == 5, "{report}");
+    arrives(&mut world, 1).await;
+}
+
 /// The outbox alone is older: the ledger calls numbers published that other events have now.
 #[tokio::test]
 async fn an_outbox_without_its_ledger() {
