@@ -255,11 +255,11 @@ impl Stream {
             Stream::New | Stream::Same => None,
             Stream::Purged => Some(
                 "nothing that was published is in the stream any more (purged, or beyond its \
-                 limits): it is not sent again by itself",
+                 limits): it is not sent again by itself, `outboxd replay` brings it back",
             ),
             Stream::Rebuilt => Some(
-                "another stream of this name: what the old one had is not sent again by itself, and \
-                 of events on their way when it went some may be sent twice",
+                "another stream of this name: what the old one had is not sent again by itself, \
+                 `outboxd replay` brings it back; of events on their way when it went some may be sent twice",
             ),
             Stream::Shorter => Some("the stream ends before what it acknowledged"),
         }

@@ -144,10 +144,12 @@ fn words_of_stream(stream: Stream) -> &'static str {
     match stream {
         Stream::New => "its end is recorded as floor, then publish",
         Stream::Same => "Resume from the floor",
-        Stream::Purged => "Resume from the floor; what is gone is not sent again by itself",
+        Stream::Purged => {
+            "Resume from the floor; what is gone is not sent again by itself, but by `outboxd replay`"
+        }
         Stream::Rebuilt => {
             "Resume from its beginning, for what is undecided; what is recorded is not sent again by \
-             itself"
+             itself, but by `outboxd replay`"
         }
         Stream::Shorter => {
             "a gap: receipts above the last message that is where the ledger has it are withdrawn, \
