@@ -265,7 +265,7 @@ COMMENT ON COLUMN outbox.replay.seqs IS
 COMMENT ON COLUMN outbox.replay.done IS
     'Numbers that need not be looked at any more: sent, refused, gone, or not selected.';
 COMMENT ON COLUMN outbox.replay.duplicates IS
-    'Acknowledged as duplicates: the stream did not grow by these.';
+    'Acknowledged as duplicates of messages that the stream does not have.';
 COMMENT ON COLUMN outbox.replay.floor_seq IS
     'No message of this job in the stream at or below this sequence has an unknown outcome.';
 

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::connect::Link;
 use super::facts::{StreamInfo, covers};
 use super::nats::Delivery;
-use super::resume::{create_consumer, last_of};
+use super::resume::{create_consumer, last_of, message_id_at};
 use crate::config::DestinationConfig;
 use crate::error::{Failure, Kind};
 use crate::message::{Envelope, parse_identity, replay_of};
@@ -168,6 +168,12 @@ impl<'a> Looker<'a> {
         let verb = format!("STREAM.INFO.{}", self.config.stream);
         let info = self.link.ask(&verb, None).await;
         info.map_err(|error| error.into_failure(&format!("stream `{}`", self.config.stream)))
+    }
+
+    /// The id of the message at a sequence, when there is one.
+    pub async fn message_id(&self, seq: u64) -> Result<Option<String>, Failure> {
+        let id = message_id_at(&self.link, &self.config.stream, seq).await;
+        id.map_err(|error| error.into_failure("looking for a message"))
     }
 
     /// The messages of the event from one sequence to another, at most so many of the destination's

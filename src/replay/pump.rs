@@ -14,6 +14,7 @@ use crate::error::{Failure, Fate, Kind};
 use crate::event::Fault;
 use crate::lsn::Lsn;
 use crate::message::Envelope;
+use crate::publish::look::Looker;
 use crate::publish::{Order, Publisher, Report, Shipment};
 use crate::relay::destination::{Destination, DestinationSpec};
 use crate::relay::machine::{Limits, ProtocolViolation, ReceiptDraft, Verified};
@@ -73,8 +74,9 @@ pub struct Replayer<'a> {
     undecided_max: usize,
     /// Numbers of the job that the stream has or never will; those of this run are added.
     done: RangeSet,
-    /// Acks of duplicates that are recorded.
-    duplicates: u64,
+    to: &'a DestinationConfig,
+    /// Where acks not recorded yet say that there was a message before.
+    duplicates: Vec<u64>,
     fed: u64,
     progress: Progress,
     shutdown_timeout: Duration,
@@ -86,7 +88,7 @@ impl<'a> Replayer<'a> {
     /// Opens the list of what is left, and begins to connect.
     pub async fn start(
         config: &Config,
-        destination: &DestinationConfig,
+        destination: &'a DestinationConfig,
         control: &'a Control,
         store: &'a Store,
         job: &'a Job,
@@ -129,7 +131,8 @@ impl<'a> Replayer<'a> {
             pace: Pace::new(rate, clock::now()),
             undecided_max,
             done: job.done.iter().copied().collect(),
-            duplicates: 0,
+            to: destination,
+            duplicates: Vec::new(),
             fed: 0,
             progress: Progress { tally: job.tally, ..Progress::default() },
             shutdown_timeout: config.relay.shutdown_timeout,
@@ -267,9 +270,7 @@ impl<'a> Replayer<'a> {
 
     async fn record(&mut self, draft: ReceiptDraft) -> Result<(), Failure> {
         let decided = draft.decided;
-        let duplicates = self.counts().duplicates.saturating_sub(self.duplicates);
-        let duplicates = duplicates.min(decided.published_events);
-        self.duplicates += duplicates;
+        let duplicates = self.swallowed().await.min(decided.published_events);
         let mut done = Vec::new();
         for (first, last) in decided.ranges() {
             done.extend((first..=last).map(|seq| self.feed.range(seq)));
@@ -281,6 +282,24 @@ impl<'a> Replayer<'a> {
             gone: 0,
         };
         self.write(Step { done, tally, stream: Some((draft.floor, draft.known)) }).await
+    }
+
+    /// How many of the acknowledged duplicates have no message of this job in the stream. One that has
+    /// was sent before, and stored behind the back of the Resume that looked for it.
+    async fn swallowed(&mut self) -> u64 {
+        let places = std::mem::take(&mut self.duplicates);
+        let mut swallowed = u64::try_from(places.len()).unwrap_or(u64::MAX);
+        if places.is_empty() {
+            return swallowed;
+        }
+        let Ok(looker) = Looker::connect(self.to).await else { return swallowed };
+        let ending = format!(":replay:{}", self.job.name);
+        for place in places {
+            // A broker that does not answer has not shown it.
+            let id = looker.message_id(place).await.ok().flatten();
+            swallowed -= u64::from(id.is_some_and(|id| id.ends_with(&ending)));
+        }
+        swallowed
     }
 
     /// Records a step, and with it the rows that were looked for and are gone.
@@ -335,7 +354,10 @@ impl<'a> Replayer<'a> {
 
     fn note(&mut self, answer: &Answer) {
         match &answer.outcome {
-            Outcome::Stored { .. } => self.progress.waits = None,
+            Outcome::Stored { stream_seq, duplicate } => {
+                self.progress.waits = None;
+                self.duplicates.extend(duplicate.then_some(*stream_seq));
+            }
             Outcome::Refused(refusal) if refusal.permanent.is_none() => {
                 self.progress.waits = Some(refusal.detail.clone());
             }

@@ -42,7 +42,7 @@ pub struct Job {
 pub struct Tally {
     /// Messages by which the stream grew.
     pub stored: u64,
-    /// Acknowledged as duplicates: it did not grow by these.
+    /// Acknowledged as duplicates of messages that it does not have.
     pub duplicates: u64,
     /// Can't be published.
     pub refused: u64,

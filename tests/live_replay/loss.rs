@@ -19,6 +19,7 @@ async fn a_purged_stream_gets_back_exactly_what_is_asked_for_in_run_order() {
     place.purge().await;
 
     let report = place.done(&["--since-lsn", &since, "--rate", "unlimited"]).await;
+    println!("{} events in {} s", number(&report, "stored"), report["seconds"]);
     assert_eq!(number(&report, "stored"), lost.len() as u64, "{report:#}");
     place.has_exactly(&lost).await;
     let job = report["job"].as_str().unwrap();
@@ -185,4 +186,44 @@ async fn what_the_server_swallows_does_not_count_as_stored() {
     let (stored, duplicates) = (number(&report, "stored"), number(&report, "duplicates"));
     assert!(duplicates >= 100, "{report:#}");
     assert_eq!((stored + duplicates, stored), (lost.len() as u64, place.count().await));
+}
+
+/// The same with the messages still there: they are the job's, and count.
+#[tokio::test]
+async fn what_the_job_had_stored_before_counts_as_stored() {
+    let place = Place::start_with(options()).await;
+    place.write(300).await;
+    let all = ["--since-lsn", "0/0", "--job", "same"];
+    let before = place.count().await;
+    let mut child = place.begin(&[&all[..], &["--rate", "200"]].concat());
+    place.reach(before + 100).await;
+    child.kill().await.unwrap();
+    place.client.batch_execute("DELETE FROM outbox.replay").await.unwrap();
+    let report = place.done(&[&all[..], &["--rate", "unlimited"]].concat()).await;
+    assert_eq!((number(&report, "stored"), number(&report, "duplicates")), (before, 0));
+    assert_eq!(place.count().await, 2 * before);
+}
+
+/// Three replicas, and their leader dies again and again while it is written to.
+#[tokio::test]
+async fn on_three_replicas_a_replay_outlives_their_leaders() {
+    let mut place = Place::start_with(WorldOptions { cluster: true, ..options() }).await;
+    place.write(2_000).await;
+    let lost = place.since(0).await;
+    place.purge().await;
+    let child = place.begin(&["--since-lsn", "0/0", "--job", "three", "--rate", "300", "--json"]);
+    for part in [300, 800, 1_300] {
+        place.reach(part).await;
+        let cluster = place.world.cluster().unwrap();
+        let leader = cluster.wait_leader(outboxd::sandbox::STREAM).await.unwrap();
+        cluster.kill9(leader).unwrap();
+        cluster.restart(leader).await.unwrap();
+    }
+    let output = child.wait_with_output().await.unwrap();
+    let words = String::from_utf8_lossy(&output.stderr);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(number(&report, "stored"), lost.len() as u64, "{report:#}\n{words}");
+    assert_eq!(place.messages().await.len(), lost.len());
+    let verdict = place.judge(&lost).await;
+    assert!(verdict.is_ok(), "{verdict}\n{words}");
 }

@@ -80,8 +80,13 @@ impl Place {
     }
 
     pub async fn count(&self) -> u64 {
-        let client = self.world.broker.connect().await.unwrap();
-        outboxd::sandbox::stream::state(&client, STREAM).await.unwrap().messages
+        self.counted().await.unwrap()
+    }
+
+    async fn counted(&self) -> Result<u64, String> {
+        let client = self.world.broker.connect().await.map_err(|error| error.to_string())?;
+        let state = outboxd::sandbox::stream::state(&client, STREAM).await;
+        state.map(|state| state.messages).map_err(|error| error.to_string())
     }
 
     pub async fn messages(&self) -> Vec<Seen> {
@@ -124,7 +129,7 @@ impl Place {
     /// Waits until the stream has so many messages.
     pub async fn reach(&self, messages: u64) {
         until("messages in the stream", Duration::from_secs(60), || async {
-            let count = self.count().await;
+            let count = self.counted().await?;
             (count >= messages).then_some(()).ok_or_else(|| format!("{count} of {messages}"))
         })
         .await;

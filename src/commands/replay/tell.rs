@@ -192,9 +192,8 @@ impl Report {
         let mut add = |words: &str| write!(text, "\n{words}").unwrap_or_default();
         if duplicates > 0 {
             add(&format!(
-                "{duplicates} were acknowledged as duplicates, and the stream did not grow by them: \
-                 they are in it already, or it was purged after they had been sent. Another --job \
-                 sends them again"
+                "{duplicates} were acknowledged as duplicates of messages that the stream does not have: \
+                 it was purged after they had been sent. Another --job sends them again"
             ));
         }
         if gone > 0 {
