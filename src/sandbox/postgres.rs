@@ -1,5 +1,7 @@
 //! One PostgreSQL server: made from a template, started, stopped, killed, started again.
 
+mod standby;
+
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::PermissionsExt;
@@ -83,27 +85,44 @@ impl Postgres {
         let found = options.bin.clone().map_or_else(postgres_bin, Ok)?;
         let bin = reachable(&found, user)?;
         let template = template(&bin, user)?;
+        let mut postgres = Postgres::place(options, bin, user)?;
+        postgres.copy_data(&template)?;
+        postgres.first_start().await?;
+        Ok(postgres)
+    }
+
+    /// A directory with a log and no data yet.
+    fn place(
+        options: PostgresOptions,
+        bin: PathBuf,
+        user: Option<Unprivileged>,
+    ) -> Result<Postgres> {
         let mut place = Place::make("postgres", options.keep)?;
         Unprivileged::own(user, place.path())?;
-        let mut copy = as_user("cp", user);
-        copy.arg("-R").arg(&template).arg(place.path().join("data"));
-        complete(copy, "copy the template")?;
-        make_private(&place.path().join("data"))?;
         let log = place.path().join("log");
         fs::write(&log, "").map_err(|error| SandboxError::io("can't write", &log, &error))?;
         place.watch(0)?;
-        let mut postgres = Postgres { server: None, place, options, bin, user, port: free_port()? };
-        // Between our look and the server's bind, somebody may have taken the port.
+        Ok(Postgres { server: None, place, options, bin, user, port: free_port()? })
+    }
+
+    fn copy_data(&self, from: &Path) -> Result<()> {
+        let mut copy = as_user("cp", self.user);
+        copy.arg("-R").arg(from).arg(self.data_dir());
+        complete(copy, &format!("copy {}", from.display()))?;
+        make_private(&self.data_dir())
+    }
+
+    /// Between our look and the server's bind, somebody may have taken the port.
+    async fn first_start(&mut self) -> Result<()> {
         for attempt in 1.. {
-            match postgres.restart().await {
-                Ok(()) => break,
-                Err(_) if attempt < 4 && postgres.log().contains("could not bind") => {
-                    postgres.port = free_port()?;
+            match self.restart().await {
+                Err(_) if attempt < 4 && self.log().contains("could not bind") => {
+                    self.port = free_port()?;
                 }
-                Err(error) => return Err(error),
+                ended => return ended,
             }
         }
-        Ok(postgres)
+        Ok(())
     }
 
     /// Starts the stopped or killed server again: same data, same port, settings written anew.
