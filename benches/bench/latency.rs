@@ -20,6 +20,9 @@ use crate::{Result, clock, drain};
 const INBOX: &str = "bench-relay";
 const SETTLE: Duration = Duration::from_secs(600);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// Events for the poller at most: at rates that it can't keep up with its times are those of its
+/// queue, which only grows.
+const POLLED_MAX: f64 = 100_000.0;
 /// Single publishes, one after the other.
 const ROUND_TRIPS: u32 = 500;
 const RAW: &str = "RAW";
@@ -38,7 +41,8 @@ WAL to disk: the time of that write is in it. An upper bound, and the clock of \
 `outboxd_commit_to_ack_seconds` and of `make demo`.\n\
 * *return → stored*: to the time that nats-server put on the message. A lower bound.\n\n\
 The poller looks every 100 ms for 1,000 rows (`FOR UPDATE SKIP LOCKED`, publishes pipelined, `UPDATE … \
-published_at`), and again at once after a full batch. Milliseconds.";
+published_at`), and again at once after a full batch. It is given 100,000 events at most: at a rate that \
+it can't keep up with its times are those of its queue, which only grows. Milliseconds.";
 
 /// Which time it is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -259,9 +263,11 @@ impl Bench {
         seen.add(Span::RecordToAck, relay.times(record, &acks)?);
         seen.add(Span::ReturnToStored, relay.times_to_stored());
 
+        let enough = (POLLED_MAX / rate).ceil().clamp(1.0, seconds as f64);
+        let polled_seconds = Duration::from_secs_f64(enough).as_secs();
         let tap = Tap::start(self.port, poller::INBOX).await?;
         let poller = Poller::start(&self.world.postgres, self.port);
-        let polled = self.arm("public.polled", poller::STREAM, rate, seconds).await?;
+        let polled = self.arm("public.polled", poller::STREAM, rate, polled_seconds).await?;
         poller.stop().await?;
         let acks = tap.stop(poller::STREAM).await?;
         seen.add(Span::PollerReturnToAck, polled.times(|written| Some(written.returned), &acks)?);
