@@ -140,7 +140,7 @@ pub async fn part(args: &Args, report: &mut Report) -> Result<()> {
             );
         }
         let name =
-            if rate >= high { format!("{rate} (80 % of the drain)") } else { rate.to_string() };
+            if rate == high { format!("{rate} (80 % of the drain)") } else { rate.to_string() };
         for span in Span::ALL {
             let cells = (0..Percentiles::NAMES.len()).map(|nth| seen.spread(span, nth).show(2));
             let reached = Spread::of(seen.reached.iter().copied()).show(0);
