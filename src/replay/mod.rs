@@ -12,4 +12,31 @@ mod pace;
 mod pump;
 
 pub use pace::Rate;
-pub use pump::{End, Progress, Replayer};
+pub use pump::Replayer;
+
+use crate::event::Fault;
+use crate::store::replay::Tally;
+
+/// How a replay ended, where nothing failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Nothing is left.
+    Finished,
+    /// It was told to stop; everything that was sent is accounted for, as far as there was time.
+    Stopped,
+    /// The stream was made anew since the job began: what the job sent is gone with the old one.
+    Replaced,
+}
+
+/// How it goes.
+#[derive(Debug, Clone, Default)]
+pub struct Progress {
+    /// Of the whole job, earlier runs included.
+    pub tally: Tally,
+    /// Events acknowledged and not yet recorded.
+    pub unrecorded: u64,
+    /// Why it does not go on, for as long as that is so.
+    pub waits: Option<String>,
+    /// The first refused events of this run: their numbers, and why.
+    pub refused: Vec<(i64, Fault)>,
+}

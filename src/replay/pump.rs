@@ -9,9 +9,9 @@ use tokio_util::task::TaskTracker;
 
 use super::feed::Feed;
 use super::pace::{Pace, Rate};
+use super::{End, Progress};
 use crate::config::{Config, DestinationConfig, Filter, PipelineChoice};
 use crate::error::{Failure, Fate, Kind};
-use crate::event::Fault;
 use crate::lsn::Lsn;
 use crate::message::Envelope;
 use crate::publish::look::Looker;
@@ -36,30 +36,6 @@ const REPORTS_AT_ONCE: usize = 64;
 /// Refused events that are told one by one.
 const REFUSED_TOLD: usize = 10;
 const ONLY: DestinationId = DestinationId(0);
-
-/// How a replay ended, where nothing failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// Nothing is left.
-    Finished,
-    /// It was told to stop; everything that was sent is accounted for, as far as there was time.
-    Stopped,
-    /// The stream was made anew since the job began: what the job sent is gone with the old one.
-    Replaced,
-}
-
-/// How it goes.
-#[derive(Debug, Clone, Default)]
-pub struct Progress {
-    /// Of the whole job, earlier runs included.
-    pub tally: Tally,
-    /// Events acknowledged and not yet recorded.
-    pub unrecorded: u64,
-    /// Why it does not go on, for as long as that is so.
-    pub waits: Option<String>,
-    /// The first refused events of this run: their numbers, and why.
-    pub refused: Vec<(i64, Fault)>,
-}
 
 /// See the module.
 pub struct Replayer<'a> {
