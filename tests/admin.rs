@@ -132,6 +132,8 @@ async fn a_standby_is_ready_and_has_no_lag() {
     let admin = Admin::start().await;
     admin.status.phase(Phase::Standby);
     assert_eq!(admin.codes().await, [200, 200, 200]);
+    let (_, ready) = admin.json("/readyz").await;
+    assert_eq!((&ready["ok"], &ready["phase"]), (&true.into(), &"standby".into()));
     let (_, status) = admin.json("/api/status").await;
     assert_eq!(status["lag_seconds"], Value::Null);
     assert!(admin.get("/metrics").await.1.contains("outboxd_oldest_unsettled_seconds NaN"));

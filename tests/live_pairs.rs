@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 
 use outboxd::sandbox::verdict::Verdict;
 use outboxd::sandbox::{
-    Broker, Nats, NatsOptions, Postgres, PostgresOptions, Relay, STREAM, Workload, World,
+    Broker, Nats, NatsOptions, Postgres, PostgresOptions, Relay, STREAM, Signal, Workload, World,
     WorldOptions, free_port,
 };
 use support::told::{status, until};
-use support::{SETTLE, drill, finish_and_judge, log_tail, options, paced, workload};
+use support::{
+    SETTLE, drill, finish, finish_and_judge, log_tail, options, oracle, paced, workload,
+};
 
 const READY: Duration = Duration::from_secs(60);
 /// DESIGN: a standby takes over within seconds.
@@ -172,7 +174,8 @@ async fn a_standby_takes_over_when_the_active_relay_is_killed() {
     let sampling = world.sample().await.unwrap();
     let load = world.load(Workload { events: u64::MAX, rate: Some(500), ..workload() });
     standby.start().unwrap();
-    let rounds = if drill() { 10 } else { 3 };
+    let rounds = if drill() { 20 } else { 3 };
+    let mut took = Vec::new();
     for _ in 0..rounds {
         until("the other is standby", READY, async || {
             status(&standby, "/phase").await == "standby"
@@ -188,12 +191,16 @@ async fn a_standby_takes_over_when_the_active_relay_is_killed() {
         world.relay.kill9().unwrap();
         let start = Instant::now();
         until("the standby publishes", TAKE_OVER, async || acked(&standby).await > 0).await;
+        took.push(start.elapsed());
         println!("taken over within {:?}, at message {before}", start.elapsed());
         std::mem::swap(&mut world.relay, &mut standby);
         standby.start().unwrap();
     }
     load.enough();
-    finish_and_judge(&world, load, sampling).await;
+    let verdict = finish_and_judge(&world, load, sampling).await;
+    let note =
+        format!("taken over within {} ms, {rounds} times", took.iter().max().unwrap().as_millis());
+    oracle("the active relay of two is killed", &verdict, &note);
     let (status, _) = standby.terminate(Duration::from_secs(10)).await.unwrap();
     assert!(status.success(), "{status}: {}", standby.log());
 }
@@ -216,4 +223,65 @@ async fn a_standby_takes_over_when_the_active_relay_is_stopped() {
     std::mem::swap(&mut world.relay, &mut standby);
     load.enough();
     finish_and_judge(&world, load, sampling).await;
+}
+
+/// Messages that the stopped relay had in flight, at most.
+const IN_FLIGHT: usize = 100;
+
+/// The holder is stopped in full flight, the standby takes over, the holder wakes up: order is kept, and
+/// there are no more copies than it had messages in flight, though the stream has forgotten the ids.
+async fn stopped(relay: &str, wal_sender_timeout: &str, pauses: &[u64]) {
+    let options = WorldOptions {
+        relay: relay.to_owned(),
+        destination: format!("max_in_flight = {IN_FLIGHT}"),
+        create: "duplicate_window = \"100ms\"".to_owned(),
+        ..options()
+    };
+    let mut world = World::prepare(options.clone()).await.unwrap();
+    let client = world.postgres.connect().await.unwrap();
+    let sql = format!("ALTER SYSTEM SET wal_sender_timeout = '{wal_sender_timeout}'");
+    client.batch_execute(&sql).await.unwrap();
+    client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    world.start_relay().await.unwrap();
+    let mut standby = another(&world, &options);
+    standby.start().unwrap();
+    let sampling = world.sample().await.unwrap();
+    let load = world.load(Workload { events: u64::MAX, rate: Some(500), ..workload() });
+    let mut notes = Vec::new();
+    for pause in pauses {
+        until("one stands by", READY, async || status(&standby, "/phase").await == "standby").await;
+        let before = acked(&world.relay).await;
+        until("the other works", READY, async || acked(&world.relay).await > before + 500).await;
+        world.relay.signal(Signal::Stop).unwrap();
+        let start = Instant::now();
+        until("the standby publishes", SETTLE, async || acked(&standby).await > 0).await;
+        let took = start.elapsed();
+        // The scenario: it sleeps for so long.
+        tokio::time::sleep(Duration::from_secs(*pause).saturating_sub(took)).await;
+        world.relay.signal(Signal::Continue).unwrap();
+        until("the woken one stands by", READY, async || {
+            status(&world.relay, "/phase").await == "standby"
+        })
+        .await;
+        notes.push(format!("{pause} s: taken over within {} ms", took.as_millis()));
+        std::mem::swap(&mut world.relay, &mut standby);
+    }
+    load.enough();
+    let verdict = finish(&world, load, sampling).await;
+    let most = IN_FLIGHT * pauses.len();
+    let note = format!("{}; at most {most} copies", notes.join(", "));
+    oracle("the active relay of two is stopped, and wakes up", &verdict, &note);
+    assert!(verdict.copies.count <= most, "{verdict}");
+}
+
+#[tokio::test]
+async fn a_standby_ends_the_sessions_of_a_holder_that_is_stopped() {
+    let pauses: &[u64] = if drill() { &[5, 60, 300] } else { &[5] };
+    stopped("take_over_after = \"2s\"", "60s", pauses).await;
+}
+
+/// Without leave to do that the server does it, when the holder has been silent for long.
+#[tokio::test]
+async fn the_server_ends_the_sessions_of_a_holder_that_is_stopped() {
+    stopped("", "10s", if drill() { &[60] } else { &[20] }).await;
 }

@@ -115,7 +115,16 @@ async fn livez() -> Response {
 }
 
 async fn readyz(State(app): State<Arc<App>>) -> Response {
-    verdict(&Report::of(&app.status).ready)
+    let report = Report::of(&app.status);
+    json(code(&report.ready), &Readiness { verdict: report.ready, phase: report.phase })
+}
+
+/// Ready to relay, or to take over: the phase tells which.
+#[derive(serde::Serialize)]
+struct Readiness {
+    #[serde(flatten)]
+    verdict: Verdict,
+    phase: Phase,
 }
 
 async fn healthz(State(app): State<Arc<App>>) -> Response {
@@ -132,8 +141,11 @@ async fn metrics_text(State(app): State<Arc<App>>) -> Response {
 }
 
 fn verdict(verdict: &Verdict) -> Response {
-    let code = if verdict.ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    json(code, verdict)
+    json(code(verdict), verdict)
+}
+
+fn code(verdict: &Verdict) -> StatusCode {
+    if verdict.ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
 fn json(code: StatusCode, body: &impl serde::Serialize) -> Response {

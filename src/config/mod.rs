@@ -92,6 +92,8 @@ pub struct RelayConfig {
     pub stream: bool,
     /// Is a missing or lost slot made (`auto_recreate`, default true)?
     pub auto_recreate: bool,
+    /// Silence after which a standby ends the holder's sessions (`take_over_after`, absent).
+    pub take_over_after: Option<Duration>,
     /// Time between two looks through the table (`sweep_interval`, default 1 m).
     pub sweep_interval: Duration,
     /// WAL that undecided events may hold back (`max_retained_wal`, default 1 GiB).

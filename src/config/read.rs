@@ -191,6 +191,7 @@ impl Reader {
         let shutdown = self.get(scope, &keys::SHUTDOWN_TIMEOUT);
         let stream = self.get(scope, &keys::STREAM_ON);
         let recreate = self.get(scope, &keys::AUTO_RECREATE);
+        let take_over_after = self.get(scope, &keys::TAKE_OVER_AFTER);
         let sweep = self.get(scope, &keys::SWEEP_INTERVAL);
         let retained = self.get(scope, &keys::MAX_RETAINED_WAL);
         Some(RelayConfig {
@@ -201,6 +202,7 @@ impl Reader {
             receipt_events: usize::try_from(events?).ok()?,
             stream: stream?,
             auto_recreate: recreate?,
+            take_over_after,
             sweep_interval: sweep?,
             max_retained_wal_bytes: retained?,
         })

@@ -13,6 +13,7 @@ mod pump;
 mod reporting;
 mod session;
 mod slow_work;
+mod standby;
 mod supervise;
 mod sweeper;
 mod work;

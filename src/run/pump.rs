@@ -32,8 +32,6 @@ use crate::run::{clock, letters};
 use crate::store::sweep::{parse_marker, parse_request};
 use crate::wal::{Control, WalItem, WalStream};
 
-/// How often the control connection, which idles between receipts, is asked for a sign of life.
-const PING_EVERY: Duration = Duration::from_secs(5);
 /// The server's goodbye is waited for this long, however late it is.
 const GOODBYE_MIN: Duration = Duration::from_secs(1);
 /// Answers taken from the publishers before the core is asked what follows from them.
@@ -62,6 +60,8 @@ pub struct Pump<'a> {
     pub brokers: Vec<DestinationConfig>,
     /// Jobs that may wait for others' transactions: they say nothing of the connection.
     pub patient: usize,
+    /// How often the control connection, which idles between receipts, is asked for a sign of life.
+    pub ping_every: Duration,
     pub letters: letters::Clock,
     pub shutdown: CancellationToken,
     pub shutdown_timeout: Duration,
@@ -84,7 +84,7 @@ impl Pump<'_> {
         jobs.push(Box::pin(Arc::clone(&self.ledger).ping()));
         let mut ships: Vec<Vec<Shipment>> = self.publishers.iter().map(|_| Vec::new()).collect();
         let mut stop: Option<Stop> = None;
-        let mut next_ping = clock::now() + PING_EVERY;
+        let mut next_ping = clock::now() + self.ping_every;
         loop {
             if stop.is_none() {
                 self.sweep(&mut jobs)?;
@@ -96,7 +96,7 @@ impl Pump<'_> {
             // A statement under way answers for the connection; one that waits for a synchronous
             // standby must not look like a dead server. A job that itself waits answers for nothing.
             if clock::now() >= next_ping {
-                next_ping = clock::now() + PING_EVERY;
+                next_ping = clock::now() + self.ping_every;
                 if jobs.len() <= self.patient {
                     jobs.push(Box::pin(Arc::clone(&self.ledger).ping()));
                 }

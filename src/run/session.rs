@@ -28,6 +28,7 @@ use crate::run::plan::{Cluster, Plan};
 use crate::run::pump::Pump;
 use crate::run::reporting::Reporter;
 use crate::run::slow_work::waiters;
+use crate::run::standby::take_lock;
 use crate::run::sweeper::Sweeper;
 use crate::run::work::{Ledger, Place};
 use crate::run::{clock, letters};
@@ -39,8 +40,8 @@ use crate::store::{Store, identity, lock, shape, slot};
 use crate::upkeep;
 use crate::wal::{self, Control, Identity, Link, Replication};
 
-/// How often a standby asks for the lock: a take-over within seconds, at one cheap query each.
-const LOCK_POLL: Duration = Duration::from_secs(1);
+/// How often the control connection, which idles between receipts, is asked for a sign of life.
+const PING_EVERY: Duration = Duration::from_secs(5);
 
 /// Silence of the WAL stream after which the relay is not ready: a healthy server answers the
 /// request for a reply that goes out every quarter of `wal_sender_timeout` (60 s by default).
@@ -164,6 +165,7 @@ pub async fn run(
         looking_for_tail: false,
         brokers: config.destinations.clone(),
         patient: 0,
+        ping_every: ping_every(config.relay.take_over_after),
         letters: letters::Clock::new(clock::now(), config.dead_letters.retention),
         shutdown: shutdown.clone(),
         shutdown_timeout: config.relay.shutdown_timeout,
@@ -229,40 +231,8 @@ fn say_why(status: &Status, why: Option<&Failure>) {
     );
 }
 
-/// Waits until this relay is the one writer. `false`: shut down while waiting.
-async fn take_lock(
-    config: &Config,
-    status: &Status,
-    control: &mut Control,
-    shutdown: &CancellationToken,
-) -> Result<bool, Failure> {
-    let name = &config.relay.name;
-    let mut told = false;
-    let limit = config.source.connect_timeout;
-    while !within(limit, lock::try_lock(&control.client, name)).await? {
-        if !told {
-            told = true;
-            let holder = within(limit, lock::holder(&control.client, name)).await?;
-            let pid = holder.as_ref().map_or(0, |holder| holder.pid);
-            tracing::info!(
-                relay = name,
-                holder_pid = pid,
-                "standby: another relay of this name is active"
-            );
-            status.phase(Phase::Standby);
-        }
-        tokio::select! {
-            failure = control.closed() => return Err(failure),
-            () = shutdown.cancelled() => return Ok(false),
-            () = tokio::time::sleep(LOCK_POLL) => {}
-        }
-    }
-    status.phase(Phase::Starting);
-    Ok(true)
-}
-
 /// A server that answers nothing must not look like a standby that waits.
-async fn within<T>(
+pub async fn within<T>(
     limit: Duration,
     statement: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
@@ -310,6 +280,7 @@ async fn prepare(
     let name = &config.relay.name;
     let limit = config.source.connect_timeout;
     let store = within(limit, Store::open(&client, name, &config.source)).await?;
+    within(limit, lock::bound_silence(&client, name)).await?;
     within(limit, shape::require(&client, &config.source)).await?;
     let (system, timeline) = (&identity.system_identifier, identity.timeline);
     let row =
@@ -372,6 +343,11 @@ async fn prepare(
     let letters = store.standing(&client, from, &names).await?;
     let ledger = Arc::new(Ledger { client, store, generation: row.generation });
     Ok(Prepared { ledger, plan, ceiling, progress, known, letters })
+}
+
+/// Often enough that a standby does not take a healthy relay for a silent one.
+fn ping_every(take_over_after: Option<Duration>) -> Duration {
+    take_over_after.map_or(PING_EVERY, |silence| PING_EVERY.min(silence / 4))
 }
 
 /// Takes back what receipts say of messages that a stream lost.

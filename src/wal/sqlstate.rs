@@ -40,6 +40,8 @@ impl Report<'_> {
     fn kind(&self) -> Kind {
         match self.code {
             "57P01" | "57P02" | "57P03" => Kind::SourceShutdown,
+            // idle_session_timeout: we were silent, by the server's account.
+            "57P05" => Kind::SourceSilent,
             "53300" | "53400" => Kind::SourceFull,
             "3D000" => Kind::SourceLogin,
             "42501" => Kind::Privilege,
@@ -141,6 +143,7 @@ mod tests {
     fn codes_and_their_kinds() {
         let table = [
             ("57P01", "terminating connection", "ProcessInterrupts", Kind::SourceShutdown),
+            ("57P05", "terminating connection due to idle-session timeout", "", Kind::SourceSilent),
             ("57P03", "the database system is starting up", "", Kind::SourceShutdown),
             ("57014", "canceling statement", "ProcessInterrupts", Kind::Database),
             ("53300", "sorry, too many clients already", "", Kind::SourceFull),
