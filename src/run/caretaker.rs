@@ -16,7 +16,7 @@ use crate::run::work::Done;
 use crate::store::history::Continuity;
 use crate::store::identity;
 use crate::store::slot::{self, Slot, SlotState};
-use crate::wal::{self, Identity};
+use crate::wal::{self, Identity, Wanted};
 
 /// How often it is looked whether the slot can be used: soon after the repair, at two cheap queries.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -162,8 +162,8 @@ pub async fn look(
 }
 
 async fn made(config: &Config, identity: &Identity, make: Make) -> Result<Lsn, Failure> {
-    let (control, own) = wal::connect_control(&config.source).await?;
-    own.same_server(identity)?;
+    let wanted = Wanted::Same(identity);
+    let (control, _) = wal::connect_control_to(&config.source, wanted).await?;
     crate::store::settle(&control.client).await?;
     let name = &config.source.slot;
     if make == Make::Anew {

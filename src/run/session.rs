@@ -38,7 +38,7 @@ use crate::store::ledger::Latest;
 use crate::store::lost_tail::Withdrawn;
 use crate::store::{Store, identity, lock, shape, slot};
 use crate::upkeep;
-use crate::wal::{self, Control, Identity, Link, Replication};
+use crate::wal::{self, Control, Identity, Link, Replication, Wanted};
 
 /// How often the control connection, which idles between receipts, is asked for a sign of life.
 const PING_EVERY: Duration = Duration::from_secs(5);
@@ -65,6 +65,8 @@ pub struct Carried {
     pub next_attempt: u64,
     /// How the last session failed.
     pub last_failure: Option<Kind>,
+    /// The server on which the relay worked last.
+    pub server: Option<Identity>,
     /// Streams that lost their tails.
     pub lost_tails: Vec<LostTail>,
 }
@@ -78,7 +80,7 @@ pub async fn run(
 ) -> Result<Ended, Failure> {
     status.phase(Phase::Starting);
     let connected = tokio::select! {
-        connected = connect(config) => connected?,
+        connected = connect(config, carried.server.as_ref()) => connected?,
         () = shutdown.cancelled() => return Ok(Ended::Stopped),
     };
     let (mut control, replication, identity) = connected;
@@ -91,6 +93,7 @@ pub async fn run(
         () = shutdown.cancelled() => return Ok(Ended::Stopped),
     };
     carried.lost_tails.clear();
+    carried.server = Some(identity.clone());
     let (wal, start, table) = match &prepared.plan {
         Plan::Wait(failure) | Plan::Refuse(failure) => return Err(failure.clone()),
         Plan::Stream(slot) | Plan::Gap { slot, .. } => {
@@ -194,15 +197,19 @@ async fn finish_marks(config: &Config, status: &Arc<Status>, control: &Control) 
 }
 
 /// Both connections, or control alone where no WAL is to be read or none can be.
-async fn connect(config: &Config) -> Result<(Control, Option<Replication>, Identity), Failure> {
+async fn connect(
+    config: &Config,
+    last: Option<&Identity>,
+) -> Result<(Control, Option<Replication>, Identity), Failure> {
+    let wanted = last.map_or(Wanted::Any, Wanted::NotBefore);
     let alone = async || {
-        let (control, identity) = wal::connect_control(&config.source).await?;
+        let (control, identity) = wal::connect_control_to(&config.source, wanted).await?;
         Ok((control, None, identity))
     };
     if !config.relay.stream {
         return alone().await;
     }
-    match wal::connect(&config.source).await {
+    match wal::connect_to(&config.source, wanted).await {
         Ok(Link { control, replication, identity }) => Ok((control, Some(replication), identity)),
         // With wal_level = minimal there is no place for a walsender at all.
         Err(failure) if failure.kind == Kind::SourceFull => {

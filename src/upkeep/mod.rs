@@ -20,10 +20,10 @@ use tokio_util::task::TaskTracker;
 
 use crate::admin::Status;
 use crate::config::{Config, Mark};
-use crate::error::{Failure, Kind};
+use crate::error::Failure;
 use crate::relay::backoff::Backoff;
 use crate::store::settle;
-use crate::wal::{self, Control, Identity};
+use crate::wal::{self, Control, Identity, Wanted};
 
 /// The first run comes this soon after the start, if it is not due sooner.
 const FIRST: Duration = Duration::from_secs(1);
@@ -120,11 +120,8 @@ async fn run_once(
 
 /// A settled connection to the server that the session streams from.
 async fn connect(config: &Config, server: &Identity) -> Result<Control, Failure> {
-    let (control, found) = wal::connect_upkeep(&config.source).await?;
-    if found.system_identifier != server.system_identifier || found.timeline != server.timeline {
-        let detail = "the hosts of [source] url lead to another server than the session's";
-        return Err(Failure::new(Kind::SourceUnreachable, detail));
-    }
+    let wanted = Wanted::Same(server);
+    let (control, _) = wal::connect_upkeep_to(&config.source, wanted).await?;
     settle(&control.client).await?;
     Ok(control)
 }

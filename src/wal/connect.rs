@@ -27,9 +27,36 @@ pub struct Link {
     pub identity: Identity,
 }
 
+/// Which of the servers in the list will do, beside that it takes writes.
+#[derive(Debug, Clone, Copy)]
+pub enum Wanted<'a> {
+    /// Any.
+    Any,
+    /// None that a failover has left behind: a primary of before comes back where it was, takes
+    /// writes, and knows nothing of what happened since.
+    NotBefore(&'a Identity),
+    /// This one: what is done there belongs to a session that is connected to it.
+    Same(&'a Identity),
+}
+
+impl Wanted<'_> {
+    fn accepts(self, found: &Identity) -> Result<(), Failure> {
+        match self {
+            Wanted::Any => Ok(()),
+            Wanted::Same(wanted) => wanted.same_server(found),
+            Wanted::NotBefore(last) => last.is_followed_by(found),
+        }
+    }
+}
+
 /// Opens both connections, to the first server in the list that takes writes.
 pub async fn connect(config: &SourceConfig) -> Result<Link, Failure> {
-    let connector = Connector::new(config)?;
+    connect_to(config, Wanted::Any).await
+}
+
+/// The same, to the first server that is wanted.
+pub async fn connect_to(config: &SourceConfig, wanted: Wanted<'_>) -> Result<Link, Failure> {
+    let connector = Connector::new(config, wanted)?;
     let mut failures = Failures::default();
     for target in &connector.dsn.targets {
         for address in connector.addresses(target, &mut failures).await {
@@ -44,26 +71,43 @@ pub async fn connect(config: &SourceConfig) -> Result<Link, Failure> {
 
 /// Opens a control connection alone, for commands.
 pub async fn connect_control(config: &SourceConfig) -> Result<(Control, Identity), Failure> {
-    Connector::new(config)?.any_control().await
+    connect_control_to(config, Wanted::Any).await
+}
+
+/// The same, to the first server that is wanted.
+pub async fn connect_control_to(
+    config: &SourceConfig,
+    wanted: Wanted<'_>,
+) -> Result<(Control, Identity), Failure> {
+    Connector::new(config, wanted)?.any_control().await
 }
 
 /// The same for work beside the relay's own, told from it by its `application_name`.
 pub async fn connect_upkeep(config: &SourceConfig) -> Result<(Control, Identity), Failure> {
-    let mut connector = Connector::new(config)?;
+    connect_upkeep_to(config, Wanted::Any).await
+}
+
+/// The same, to the first server that is wanted.
+pub async fn connect_upkeep_to(
+    config: &SourceConfig,
+    wanted: Wanted<'_>,
+) -> Result<(Control, Identity), Failure> {
+    let mut connector = Connector::new(config, wanted)?;
     let name = connector.dsn.application_name.take();
     connector.dsn.application_name =
         Some(format!("{} upkeep", name.as_deref().unwrap_or("outboxd")));
     connector.any_control().await
 }
 
-struct Connector {
+struct Connector<'a> {
+    wanted: Wanted<'a>,
     dsn: Dsn,
     tls: Tls,
     deadline: Duration,
 }
 
-impl Connector {
-    fn new(config: &SourceConfig) -> Result<Connector, Failure> {
+impl<'a> Connector<'a> {
+    fn new(config: &SourceConfig, wanted: Wanted<'a>) -> Result<Connector<'a>, Failure> {
         let (key, url) = match &config.replication_url {
             Some(url) => ("replication_url", url),
             None => ("url", &config.url),
@@ -72,7 +116,7 @@ impl Connector {
             .map_err(|error| Failure::new(Kind::SourceLogin, format!("[source] {key}: {error}")))?;
         let deadline = config.connect_timeout;
         let deadline = dsn.connect_timeout.map_or(deadline, |own| own.min(deadline));
-        Ok(Connector { tls: Tls::load(&dsn.tls)?, dsn, deadline })
+        Ok(Connector { wanted, tls: Tls::load(&dsn.tls)?, dsn, deadline })
     }
 
     async fn any_control(&self) -> Result<(Control, Identity), Failure> {
@@ -127,6 +171,9 @@ impl Connector {
         let session = self.session(target, Purpose::Control).await?;
         let opening = Control::open(session, self.deadline);
         let (control, facts) = self.statement("the control connection", opening).await?;
+        // The next server may do, and then nobody else tells of this one.
+        let accepted = self.wanted.accepts(&facts.identity);
+        accepted.inspect_err(|failure| tracing::warn!("passed over {target}: {failure}"))?;
         Ok((control, facts.identity))
     }
 

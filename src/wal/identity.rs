@@ -105,6 +105,19 @@ fn number<T: TryFrom<i128>>(value: &Option<String>, radix: u32, what: &str) -> R
 }
 
 impl Identity {
+    /// Refuses a server that is on an earlier timeline of the same cluster.
+    pub fn is_followed_by(&self, found: &Identity) -> Result<(), Failure> {
+        if self.system_identifier != found.system_identifier || self.timeline <= found.timeline {
+            return Ok(());
+        }
+        let detail = format!(
+            "the server is on timeline {}, and this relay has been on {}: a primary that a failover \
+             has left behind (if a copy of then was put back on purpose, start the relay anew)",
+            found.timeline, self.timeline
+        );
+        Err(Failure::new(Kind::SourceReadOnly, detail))
+    }
+
     /// Both connections must have reached one server process: behind a load balancer, or in the
     /// seconds of a failover, they may not.
     /// Refuses another server than this one.
@@ -137,6 +150,16 @@ mod tests {
         ["76", "1.5", "0000000A", "app", "180006", "false", "off", "60000", "1000000"]
             .map(|text| Some(text.to_owned()))
             .to_vec()
+    }
+
+    #[test]
+    fn a_server_that_a_failover_has_left_behind_is_refused() {
+        let now = Facts::read(&row(), Instant::now()).unwrap().identity;
+        let on = |timeline| Identity { timeline, started: "2".to_owned(), ..now.clone() };
+        assert!(now.is_followed_by(&on(11)).is_ok() && now.is_followed_by(&on(10)).is_ok());
+        assert_eq!(now.is_followed_by(&on(9)).unwrap_err().kind, Kind::SourceReadOnly);
+        let other = Identity { system_identifier: "77".to_owned(), ..on(1) };
+        assert!(now.is_followed_by(&other).is_ok());
     }
 
     #[test]

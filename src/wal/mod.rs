@@ -21,7 +21,10 @@ mod stream;
 mod tls;
 mod wire;
 
-pub use connect::{Link, connect, connect_control, connect_upkeep};
+pub use connect::{
+    Link, Wanted, connect, connect_control, connect_control_to, connect_to, connect_upkeep,
+    connect_upkeep_to,
+};
 pub use control::Control;
 pub use dsn::{Dsn, DsnError, check_dsn};
 pub use identity::Identity;

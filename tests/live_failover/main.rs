@@ -3,7 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panic")]
 
+mod cut;
+mod pair;
 mod place;
 mod promote;
+mod servers;
 #[path = "../support/mod.rs"]
 mod support;

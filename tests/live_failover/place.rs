@@ -7,6 +7,7 @@ use outboxd::sandbox::{
     Broker, Load, Nats, Postgres, PostgresOptions, Stop, Workload, World, WorldOptions,
 };
 
+use crate::support::look::until;
 use crate::support::{SETTLE, log_tail, options};
 
 /// Name of the standby and of its slot.
@@ -22,6 +23,8 @@ pub struct Place {
     pub other: Postgres,
     /// Both, for a writer or a relay.
     pub url: String,
+    /// What the relay was made with.
+    pub options: WorldOptions,
 }
 
 /// The servers of a version, if they were fetched; tells on standard error, past the capture of tests'
@@ -63,8 +66,8 @@ impl Place {
         let relay = "sweep_interval = \"1s\"".to_owned();
         let options = WorldOptions { source_url: Some(url.clone()), create, relay, ..options() };
         let broker = Broker::Single(Box::new(nats));
-        let world = World::assemble(options, primary, broker).await.unwrap();
-        Place { world, other: standby, url }
+        let world = World::assemble(options.clone(), primary, broker).await.unwrap();
+        Place { world, other: standby, url, options }
     }
 
     /// Keeps the stream behind the standby, and waits until that one has a copy of the relay's slot.
@@ -102,4 +105,24 @@ impl Place {
         let row = client.query_one(sql, &[]).await.unwrap();
         assert_eq!((row.get::<_, i32>(0), row.get::<_, i64>(1)), (1, 2));
     }
+
+    /// The same of so many events that were written one by one.
+    pub async fn judge_events(&self, events: usize) {
+        if let Err(error) = self.world.settle(SETTLE).await {
+            panic!("{error}");
+        }
+        let verdict = self.world.judge(&[]).await.unwrap();
+        assert!(verdict.is_ok(), "{verdict}\n{}", log_tail(&self.world));
+        assert_eq!(verdict.events, events, "{verdict}");
+    }
+}
+
+/// Waits until the relay is not ready, and says all of this of it.
+pub async fn not_ready(world: &World, words: &[&str]) {
+    until("not ready", SETTLE, || async {
+        let (status, body) = world.relay.get("/readyz").await.map_err(|one| one.to_string())?;
+        let told = status == 503 && words.iter().all(|word| body.contains(word));
+        told.then_some(()).ok_or_else(|| format!("{status} {body}\n{}", log_tail(world)))
+    })
+    .await;
 }
