@@ -251,6 +251,7 @@ pub async fn open(
                   CROSS JOIN unnest(r.late_seqs, r.late_behind) WITH ORDINALITY \
                              AS l (seq, behind, place) \
              WHERE r.relay = $7::text AND r.destination = $8::text AND r.late_seqs IS NOT NULL \
+               AND r.seqs @> l.seq \
              ORDER BY l.seq, r.id, l.place) \
          SELECT o.seq, o.since FROM ( \
              SELECT t.{seq}::int8 AS seq, \
