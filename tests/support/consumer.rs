@@ -2,11 +2,13 @@
 //! its own database, in the transaction in which it does the work, and acknowledges after that. It can
 //! be made to crash at the two places where that matters.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use async_nats::jetstream;
 use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
 use futures_util::StreamExt as _;
+use outboxd::sandbox::verdict::{Event, Seen, Verdict};
 use outboxd::sandbox::{STREAM, World};
 use tokio_postgres::Client;
 
@@ -121,8 +123,22 @@ fn event_id(message: &jetstream::Message) -> String {
     }
 }
 
+/// Judges the effects as if they were a stream: each event has had its effect once, and the effects of a
+/// run are in the order of its commits.
+pub async fn verdict_of_effects(client: &Client, events: &[Event]) -> Verdict {
+    let effect = |(place, (id, run, n)): (u64, (String, String, i64))| Seen {
+        stream_seq: place,
+        stored_at: 0,
+        msg_id: id.clone(),
+        commit_lsn: None,
+        event: Some(Event { id: id.parse().unwrap(), run, n }),
+    };
+    let seen: Vec<Seen> = (1..).zip(effects(client).await).map(effect).collect();
+    Verdict::of(events, &HashSet::new(), &seen, &[])
+}
+
 /// Effects as they came about: id, run, number in the run.
-pub async fn effects(client: &Client) -> Vec<(String, String, i64)> {
+async fn effects(client: &Client) -> Vec<(String, String, i64)> {
     let sql = "SELECT event_id, run, n FROM consumer.effect ORDER BY place";
     let rows = client.query(sql, &[]).await.unwrap();
     rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect()
