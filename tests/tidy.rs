@@ -321,6 +321,41 @@ fn every_promise_names_tests_that_exist() {
     report("README.md promises what no test proves", &broken);
 }
 
+/// What follows `Tests:` in a paragraph of a runbook. A name without a binary is of the one before.
+fn steps_tried(runbook: &str) -> Vec<(String, String)> {
+    let mut binary = String::new();
+    let lists = runbook.split("Tests:").skip(1).filter_map(|rest| rest.split("\n\n").next());
+    let names = lists.flat_map(|list| list.split('`').skip(1).step_by(2));
+    names
+        .map(|name| {
+            if let Some((of, _)) = name.split_once("::") {
+                of.clone_into(&mut binary);
+            }
+            (binary.clone(), name.rsplit("::").next().unwrap_or("").to_owned())
+        })
+        .collect()
+}
+
+#[test]
+fn every_step_of_the_runbook_names_tests_that_exist() {
+    let runbook = fs::read_to_string(root().join("docs/disaster-recovery.md")).unwrap();
+    let mut broken = String::new();
+    for section in runbook.split("\n## ").skip(1) {
+        let heading = section.lines().next().unwrap_or("");
+        let tried = steps_tried(section);
+        if tried.is_empty() {
+            writeln!(broken, "  \"{heading}\" names no test").unwrap();
+        }
+        for (name, function) in tried {
+            let declared = format!("fn {function}(");
+            if !binary(&name).iter().any(|(_, text)| text.contains(&declared)) {
+                writeln!(broken, "  \"{heading}\": `{name}` has no test `{function}`").unwrap();
+            }
+        }
+    }
+    report("the runbook has steps that no test tries", &broken);
+}
+
 #[test]
 fn links_between_the_documents_lead_somewhere() {
     let mut broken = String::new();
