@@ -8,10 +8,16 @@ mod support;
 use std::time::Duration;
 
 use outboxd::sandbox::{Dice, Workload, World, WorldOptions};
-use support::{drill, finish_and_judge, options, paced, paced_over};
+use support::{drill, finish_and_judge, options, oracle, paced, paced_over};
 
 /// Kills the relay `kills` times, spread over the load, each time a random moment after a mark.
-async fn survives_kills(options: WorldOptions, load: Workload, kills: u64, pause: Duration) {
+async fn survives_kills(
+    what: &str,
+    options: WorldOptions,
+    load: Workload,
+    kills: u64,
+    pause: Duration,
+) {
     let mut world = World::start(options).await.unwrap();
     let sampling = world.sample().await.unwrap();
     let mut dice = Dice::new(load.seed);
@@ -26,24 +32,25 @@ async fn survives_kills(options: WorldOptions, load: Workload, kills: u64, pause
         tokio::time::sleep(pause).await;
         world.relay.start().unwrap();
     }
-    finish_and_judge(&world, load, sampling).await;
+    let verdict = finish_and_judge(&world, load, sampling).await;
+    oracle(&format!("the relay at any moment, {what}"), &verdict, &format!("killed {kills} times"));
 }
 
 #[tokio::test]
 async fn the_relay_is_killed_under_load_of_many_runs() {
-    survives_kills(options(), paced(), 5, Duration::ZERO).await;
+    survives_kills("many runs", options(), paced(), 5, Duration::ZERO).await;
 }
 
 #[tokio::test]
 async fn the_relay_is_killed_under_load_of_one_run() {
     let load = Workload { runs: 1, ..paced() };
-    survives_kills(options(), load, 5, Duration::ZERO).await;
+    survives_kills("one run", options(), load, 5, Duration::ZERO).await;
 }
 
 #[tokio::test]
 async fn the_relay_is_killed_with_one_event_of_a_run_in_flight() {
     let options = WorldOptions { destination: "pipeline = \"per-run\"".to_owned(), ..options() };
-    survives_kills(options, paced(), 3, Duration::ZERO).await;
+    survives_kills("one event of a run in flight", options, paced(), 3, Duration::ZERO).await;
 }
 
 /// What Resume is for: the broker has forgotten the ids, so only reading the stream avoids copies.
@@ -52,5 +59,12 @@ async fn the_relay_is_killed_and_away_for_longer_than_the_dedupe_window() {
     let (window, pause) = if drill() { ("2s", 10) } else { ("1s", 2) };
     let options = WorldOptions { create: format!("duplicate_window = \"{window}\""), ..options() };
     let (kills, load) = (3, paced_over(if drill() { 30 } else { 4 } + 4 * pause));
-    survives_kills(options, load, kills, Duration::from_secs(pause)).await;
+    survives_kills(
+        "away for longer than the dedupe window",
+        options,
+        load,
+        kills,
+        Duration::from_secs(pause),
+    )
+    .await;
 }

@@ -7,7 +7,7 @@ use outboxd::sandbox::{Dice, Signal, Workload, World, WorldOptions, signal};
 use tokio_postgres::Client;
 
 use crate::support::look::{self, metric, sessions, until};
-use crate::support::{SETTLE, drill, finish_and_judge, log_tail, options, paced_over};
+use crate::support::{SETTLE, drill, finish_and_judge, log_tail, options, oracle, paced_over};
 use crate::{blocked, blocked_now, judge, wait_for, write, write_many};
 
 const RUNS: [&str; 3] = ["a", "b", "c"];
@@ -84,13 +84,14 @@ async fn end_sessions(client: &Client) {
 }
 
 /// The relay comes back, then NATS, and there are new events before, between and behind.
-async fn come_back(world: &mut World, client: &Client) {
+async fn come_back(world: &mut World, client: &Client, point: &str) {
     write(client, &RUNS, 111, 10).await;
     world.relay.start().unwrap();
     write(client, &RUNS, 121, 10).await;
     world.nats().unwrap().restart().await.unwrap();
     write(client, &RUNS, 131, 10).await;
     judge(world, 3 * 140).await;
+    oracle(point, &world.judge(&[]).await.unwrap(), "events are handed over");
 }
 
 /// The receipt is on its way when the relay dies, and comes too late, or after the death.
@@ -110,7 +111,8 @@ async fn killed_at_the_handed_receipt(arrives: bool) {
     } else {
         assert_eq!(handed_receipts(&client).await, 0);
     }
-    come_back(&mut world, &client).await;
+    let which = if arrives { "which commits afterwards" } else { "which is lost" };
+    come_back(&mut world, &client, &format!("at the handed receipt, {which}")).await;
 }
 
 #[tokio::test]
@@ -147,7 +149,7 @@ async fn killed_between_the_handed_receipt_and_the_position() {
     end_sessions(&client).await;
     let confirmed = look::confirmed(&client).await;
     assert!(confirmed < written, "{confirmed} of {written}");
-    come_back(&mut world, &client).await;
+    come_back(&mut world, &client, "between the handed receipt and the position").await;
 }
 
 /// Only ledger and table have the events.
@@ -163,7 +165,7 @@ async fn killed_after_the_position_has_passed() {
     })
     .await;
     world.relay.kill9().unwrap();
-    come_back(&mut world, &client).await;
+    come_back(&mut world, &client, "after the position has passed").await;
 }
 
 /// Waiting events are in the stream, and no receipt says so: it never comes, or comes late.
@@ -183,7 +185,8 @@ async fn killed_before_the_receipts_of_what_waited(arrives: bool) {
     }
     open(&client, PUBLISHED).await;
     world.nats().unwrap().kill9().unwrap();
-    come_back(&mut world, &client).await;
+    let which = if arrives { "which commit afterwards" } else { "which are lost" };
+    come_back(&mut world, &client, &format!("at the receipts of what waited, {which}")).await;
 }
 
 #[tokio::test]
@@ -236,6 +239,7 @@ async fn killed_at_each_load() {
     assert!(left.len() > 2 && left.last().is_some_and(|left| *left <= 1_000), "{left:?}");
     write_many(&client, EVENTS + 1, EVENTS + 30).await;
     judge(&world, all + 30).await;
+    oracle("at each load of what waited", &world.judge(&[]).await.unwrap(), "");
 }
 
 /// Waits until what was loaded is published, and the next load waits or there is none; messages in
@@ -289,6 +293,7 @@ async fn killed_at_random_moments() {
         }
         println!("round {round}: {} handed events in the ledger", handed_receipts(&client).await);
     }
-    finish_and_judge(&world, load, sampling).await;
+    let verdict = finish_and_judge(&world, load, sampling).await;
+    oracle("the relay at any moment, while events are handed over", &verdict, "");
     look::no_slow_run(&world).await;
 }
