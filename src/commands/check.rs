@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::error::Failure;
 use crate::finding::{Finding, Severity, worst};
 use crate::store::{facts, rules, settle};
-use crate::wal::connect_control;
+use crate::wal::{connect_control, connect_standbys};
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
@@ -62,10 +62,36 @@ async fn source(config: &Config) -> Vec<Finding> {
             let connected = format!("accepts role {}", facts.server.role);
             let mut findings = vec![Finding::ok("source.connect", "[source] url", connected)];
             findings.extend(rules::source(&facts, config, &server.system_identifier));
+            findings.extend(standbys(config).await);
             findings
         }
         Err(failure) => vec![unusable("source.connect", "[source] url", &failure)],
     }
+}
+
+/// The standbys in the list of hosts.
+async fn standbys(config: &Config) -> Vec<Finding> {
+    const ID: &str = "source.standby";
+    let source = &config.source;
+    let hosts = match connect_standbys(source).await {
+        Ok(hosts) => hosts,
+        Err(failure) => return vec![unusable(ID, "[source] url", &failure)],
+    };
+    let mut findings = Vec::new();
+    for (host, control) in hosts {
+        let facts = match control {
+            Ok(control) => facts::standby(&control.client, &source.slot).await,
+            Err(failure) => Err(failure),
+        };
+        findings.extend(match facts {
+            Ok(facts) => rules::standby(&facts, &host, &source.slot),
+            Err(failure) => {
+                let found = format!("can't be asked: {failure}");
+                vec![Finding::warning(ID, format!("host {host}"), found, failure.kind.remedy())]
+            }
+        });
+    }
+    findings
 }
 
 /// A failure as a finding.

@@ -55,7 +55,43 @@ pub struct Server {
     /// Walsenders in use.
     pub senders_used: i64,
     /// Physical slots: standbys that follow this server.
-    pub standby_slots: i64,
+    pub standbys: Vec<PhysicalSlot>,
+}
+
+/// The slot of a standby, on the primary.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct PhysicalSlot {
+    /// Its name.
+    pub name: String,
+    /// A standby is connected.
+    pub active: bool,
+    /// Invalidated.
+    pub lost: bool,
+    /// The standby says which rows it needs.
+    pub feedback: bool,
+}
+
+/// What a standby tells of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct StandbyFacts {
+    /// E.g. 180006.
+    pub version: i32,
+    /// Those of its settings that this role may see.
+    pub settings: BTreeMap<String, String>,
+    /// The slot of this name there.
+    pub copy: Option<SlotCopy>,
+}
+
+/// A slot on a standby.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct SlotCopy {
+    /// It is one that follows the primary's.
+    #[serde(default)]
+    pub synced: bool,
+    /// A promotion does not keep it.
+    pub temporary: bool,
+    /// It is of no use any more.
+    pub invalidation_reason: Option<String>,
 }
 
 impl Server {
@@ -91,9 +127,21 @@ const SERVER: &str = "\
       'is_rds', rds.oid IS NOT NULL, \
       'slots_used', (SELECT count(*) FROM pg_replication_slots), \
       'senders_used', (SELECT count(*) FROM pg_stat_replication), \
-      'standby_slots', (SELECT count(*) FROM pg_replication_slots WHERE slot_type = 'physical')) \
+      'standbys', (SELECT coalesce(jsonb_agg(jsonb_build_object( \
+            'name', slot_name, 'active', active, 'lost', wal_status IS NOT DISTINCT FROM 'lost', \
+            'feedback', xmin IS NOT NULL OR catalog_xmin IS NOT NULL)), '[]') \
+          FROM pg_replication_slots WHERE slot_type = 'physical')) \
     FROM pg_roles r LEFT JOIN pg_roles rds ON rds.rolname = 'rds_replication' \
     WHERE r.rolname = current_user";
+
+const STANDBY: &str = "\
+    SELECT jsonb_build_object( \
+      'version', current_setting('server_version_num')::int4, \
+      'settings', (SELECT jsonb_object_agg(name, setting) FROM pg_settings WHERE name = ANY ($1)), \
+      'copy', (SELECT to_jsonb(s) FROM pg_replication_slots AS s WHERE slot_name = $2::text))";
+
+const STANDBY_SETTINGS: &[&str] =
+    &["hot_standby_feedback", "primary_conninfo", "primary_slot_name", "sync_replication_slots"];
 
 const MAY_REPLICATE: &str = "\
     SELECT r.rolsuper OR r.rolreplication OR coalesce(pg_has_role(r.oid, rds.oid, 'MEMBER'), false) \
@@ -157,6 +205,14 @@ pub async fn server(client: &Client) -> Result<Server, Failure> {
     row.and_then(|row| row.try_get::<_, Json<Server>>(0))
         .map(|Json(server)| server)
         .map_err(|error| failed("cannot look at the server", &error))
+}
+
+/// Asks a standby about itself and the slot of this name.
+pub async fn standby(client: &Client, slot: &str) -> Result<StandbyFacts, Failure> {
+    let row = client.query_one(STANDBY, &[&STANDBY_SETTINGS, &slot]).await;
+    row.and_then(|row| row.try_get::<_, Json<StandbyFacts>>(0))
+        .map(|Json(facts)| facts)
+        .map_err(|error| failed("cannot look at the standby", &error))
 }
 
 /// May a role use replication? `None` when there is no such role.

@@ -99,6 +99,30 @@ pub async fn connect_upkeep_to(
     connector.any_control().await
 }
 
+/// Opens a connection to each server in the list that takes no writes, or says why a server can't be
+/// asked. For looking at standbys: the relay works on none.
+pub async fn connect_standbys(
+    config: &SourceConfig,
+) -> Result<Vec<(String, Result<Control, Failure>)>, Failure> {
+    let connector = Connector::new(config, Wanted::Any)?;
+    let mut found = Vec::new();
+    for target in &connector.dsn.targets {
+        let (mut failures, before, mut primary) = (Failures::default(), found.len(), false);
+        for address in connector.addresses(target, &mut failures).await {
+            match connector.standby(&address).await {
+                Ok(None) => primary = true,
+                Ok(Some(control)) => found.push((address.to_string(), Ok(control))),
+                Err(failure) => failures.note(&address, failure),
+            }
+        }
+        // A name may have addresses on which nobody listens.
+        if !primary && found.len() == before {
+            found.push((target.to_string(), Err(failures.into_one())));
+        }
+    }
+    Ok(found)
+}
+
 struct Connector<'a> {
     wanted: Wanted<'a>,
     dsn: Dsn,
@@ -175,6 +199,16 @@ impl<'a> Connector<'a> {
         let accepted = self.wanted.accepts(&facts.identity);
         accepted.inspect_err(|failure| tracing::warn!("passed over {target}: {failure}"))?;
         Ok((control, facts.identity))
+    }
+
+    /// A connection to a server if it is a standby.
+    async fn standby(&self, target: &Target) -> Result<Option<Control>, Failure> {
+        let session = self.session(target, Purpose::Control).await?;
+        let opening = async {
+            let control = Control::open_any(session, self.deadline).await?;
+            Ok(control.is_in_recovery().await?.then_some(control))
+        };
+        self.statement("the connection", opening).await
     }
 
     async fn statement<T>(

@@ -36,6 +36,14 @@ impl Control {
         session: Session,
         deadline: Duration,
     ) -> Result<(Control, Facts), Failure> {
+        let control = Control::open_any(session, deadline).await?;
+        let facts = control.facts().await?;
+        control.prepare_session(facts.identity.server_version).await?;
+        Ok((control, facts))
+    }
+
+    /// To whatever server it is, which is asked nothing.
+    pub(super) async fn open_any(session: Session, deadline: Duration) -> Result<Control, Failure> {
         // Already logged in and, where configured, inside TLS: what is set here is only said to
         // the handover, which keeps it to itself.
         let (client, connection) = tokio_postgres::Config::new()
@@ -48,16 +56,13 @@ impl Control {
         let goodbye = CancellationToken::new();
         let notified = Arc::new(Notify::new());
         tokio::spawn(live(connection, ended, Arc::clone(&notified), goodbye.clone()));
-        let control = Control {
+        Ok(Control {
             client: Arc::new(client),
             closed,
             notified,
             deadline,
             _goodbye: goodbye.drop_guard(),
-        };
-        let facts = control.facts().await?;
-        control.prepare_session(facts.identity.server_version).await?;
-        Ok((control, facts))
+        })
     }
 
     async fn facts(&self) -> Result<Facts, Failure> {
@@ -69,6 +74,11 @@ impl Control {
             }
         }
         Facts::read(&row, Instant::now())
+    }
+
+    pub(super) async fn is_in_recovery(&self) -> Result<bool, Failure> {
+        let row = self.client.query_one("SELECT pg_catalog.pg_is_in_recovery()", &[]).await;
+        row.and_then(|row| row.try_get(0)).map_err(|error| failure_of(&error))
     }
 
     /// Limits that a role or database may carry are meant for applications. The lock lives as long

@@ -22,8 +22,8 @@ mod tls;
 mod wire;
 
 pub use connect::{
-    Link, Wanted, connect, connect_control, connect_control_to, connect_to, connect_upkeep,
-    connect_upkeep_to,
+    Link, Wanted, connect, connect_control, connect_control_to, connect_standbys, connect_to,
+    connect_upkeep, connect_upkeep_to,
 };
 pub use control::Control;
 pub use dsn::{Dsn, DsnError, check_dsn};

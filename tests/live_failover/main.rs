@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panic")]
 
+mod check;
 mod cut;
 mod pair;
 mod place;

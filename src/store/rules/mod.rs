@@ -2,12 +2,14 @@
 //!
 //! What is said here about PostgreSQL is in its manual: chapters "Logical Decoding", "Logical
 //! Replication" (restrictions, publication), "Replication" and "Write Ahead Log" of the server
-//! configuration, `CREATE SEQUENCE`, `pg_replication_slots`.
+//! configuration, `CREATE SEQUENCE`, `pg_replication_slots`, "Replication Slot Synchronization".
 
+mod failover;
 mod server;
 mod stream;
 mod table;
 
+pub use failover::standby;
 pub use server::server;
 pub use stream::{publication, slot};
 pub use table::table;
@@ -28,6 +30,7 @@ pub fn source(facts: &SourceFacts, config: &Config, cluster: &str) -> Vec<Findin
     findings.extend(table(facts.table.as_ref(), source));
     findings.extend(publication(facts.publication.as_ref(), source));
     findings.push(slot(&facts.slot, source));
+    findings.extend(failover::failover(facts, &source.slot));
     findings.extend(relay(facts, &config.relay.name, cluster));
     findings
 }

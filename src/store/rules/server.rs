@@ -14,7 +14,6 @@ pub fn server(server: &Server, needs_slot: bool) -> Vec<Finding> {
     findings.extend(idle_limit(server));
     findings.push(sender_timeout(server));
     findings.push(synchronous_commit(server));
-    findings.extend(standbys(server));
     findings.extend(durability(server));
     findings.extend(encoding(server));
     findings
@@ -164,34 +163,6 @@ fn synchronous_commit(server: &Server) -> Finding {
     Finding::ok(ID, "synchronous_commit", found)
 }
 
-/// The server streams a transaction when its own disk has it. After a failover the new primary may
-/// never have had it: an event without a row.
-fn standbys(server: &Server) -> Option<Finding> {
-    const ID: &str = "source.standbys";
-    let synchronous = server.setting("synchronous_standby_names");
-    if synchronous.is_empty() && server.standby_slots == 0 {
-        return None;
-    }
-    let (object, found) = match synchronous {
-        "" => ("standbys", format!("follow this server, {} with a slot", server.standby_slots)),
-        names => ("synchronous_standby_names", format!("is {names}")),
-    };
-    if !server.setting("synchronized_standby_slots").is_empty() {
-        return Some(Finding::ok(ID, object, found));
-    }
-    let remedy = match server.version >= 170_000 {
-        true => {
-            "list the standbys' slots in synchronized_standby_slots; a listed standby that is down then stops the stream"
-        }
-        false => "PostgreSQL 17 and newer can hold the stream back: synchronized_standby_slots",
-    };
-    let found = format!(
-        "{found}: events may be published that a promoted standby does not know, since \
-         synchronized_standby_slots is not set"
-    );
-    Some(Finding::warning(ID, object, found, remedy))
-}
-
 fn durability(server: &Server) -> Option<Finding> {
     (server.setting("fsync") == "off").then(|| {
         Finding::warning(
@@ -228,9 +199,7 @@ mod tests {
             ("max_slot_wal_keep_size", "51200"),
             ("max_wal_senders", "10"),
             ("server_encoding", "UTF8"),
-            ("synchronized_standby_slots", ""),
             ("synchronous_commit", "on"),
-            ("synchronous_standby_names", ""),
             ("wal_level", "logical"),
             ("wal_sender_timeout", "60000"),
         ];
@@ -260,7 +229,6 @@ mod tests {
             ("idle_replication_slot_timeout", "60", "source.idle-slot-limit", Severity::Warning),
             ("wal_sender_timeout", "0", "source.sender-timeout", Severity::Warning),
             ("wal_sender_timeout", "1000", "source.sender-timeout", Severity::Warning),
-            ("synchronous_standby_names", "*", "source.standbys", Severity::Warning),
             ("fsync", "off", "source.fsync", Severity::Warning),
             ("server_encoding", "SQL_ASCII", "source.encoding", Severity::Warning),
         ] {
