@@ -102,6 +102,8 @@ DECLARE
     since timestamptz;
     newest outbox.receipt;
 BEGIN
+    -- No compaction meanwhile: it would merge what is sound into what is withdrawn.
+    PERFORM pg_advisory_xact_lock(hashtextextended('outboxd compact ' || of_relay, 0));
     PERFORM FROM outbox.destination d
       WHERE d.relay = of_relay AND d.name = of_destination FOR UPDATE;
     SELECT * INTO newest FROM outbox.receipt r

@@ -343,7 +343,7 @@ fn every_step_of_the_runbook_names_tests_that_exist() {
     for section in runbook.split("\n## ").skip(1) {
         let heading = section.lines().next().unwrap_or("");
         let tried = steps_tried(section);
-        if tried.is_empty() {
+        if tried.is_empty() && !section.contains("untried here") {
             writeln!(broken, "  \"{heading}\" names no test").unwrap();
         }
         for (name, function) in tried {

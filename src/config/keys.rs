@@ -192,7 +192,8 @@ keys! {
     SWEEP_INTERVAL: Duration = Relay "sweep_interval", Lasting("1s", "1d"), Default("1m"),
         "How often the table is looked through for rows that the WAL did not bring; after every start as well.";
     TAKE_OVER_AFTER: Duration = Relay "take_over_after", Lasting("2s", "1h"), Nothing("the server ends it, after `wal_sender_timeout`"),
-        "A standby ends the database sessions of a relay of this name that has said nothing on them for so long, and takes over.";
+        "A standby ends the database sessions of a relay of this name that has said nothing on them for so long, and takes over."
+        => "\"10s\"";
     MAX_RETAINED_WAL: u64 = Relay "max_retained_wal", Size("16MiB", "1024TiB"), Default("1GiB"),
         "WAL that undecided events may hold back; beyond it the events of a destination that stands still or lags wait in the ledger and the table instead.";
 

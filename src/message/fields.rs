@@ -26,11 +26,15 @@ impl<'a> Headers<'a> {
     /// All lines, in their order.
     pub fn iter(&self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
         let mut rest = self.lines;
-        std::iter::from_fn(move || {
+        let lines = std::iter::from_fn(move || {
             let (first, lines) = line(rest).filter(|(first, _)| !first.is_empty())?;
             rest = lines;
-            let colon = first.iter().position(|byte| *byte == b':')?;
-            let (name, value) = first.split_at_checked(colon)?;
+            Some(first)
+        });
+        // A line that is no header hides none behind it.
+        lines.filter_map(|line| {
+            let colon = line.iter().position(|byte| *byte == b':')?;
+            let (name, value) = line.split_at_checked(colon)?;
             let value = str::from_utf8(value.get(1..)?).ok()?;
             Some((str::from_utf8(name).ok()?, value.trim()))
         })

@@ -100,8 +100,12 @@ fn sign(file: &Path, seed: &str, nonce: &str) -> Result<(String, String), Failur
 fn between_dashes(words: &str) -> Option<[&str; 2]> {
     let lines: Vec<&str> = words.lines().map(str::trim).collect();
     let is_rule = |line: &str| line.starts_with("---") && line.ends_with("---");
+    let is_word = |line: &str| {
+        let part = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.=".contains(&byte);
+        !line.is_empty() && line.bytes().all(part)
+    };
     let mut found = lines.windows(3).filter_map(|window| match window {
-        [above, line, below] if is_rule(above) && is_rule(below) && !line.is_empty() => Some(*line),
+        [above, line, below] if is_rule(above) && is_rule(below) && is_word(line) => Some(*line),
         _ => None,
     });
     Some([found.next()?, found.next()?])

@@ -14,6 +14,8 @@ use crate::relay::waiting::Waiter;
 const STANDSTILL: Duration = Duration::from_secs(2);
 /// How often it is looked for what can be handed over, since that looks at every lane.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// A destination that has not decided within this time what it had lags. Less is an ordinary backlog.
+const LAG: Duration = Duration::from_secs(10);
 /// A destination has much more to do than another one with so many times its undecided events.
 const MUCH_MORE: usize = 4;
 
@@ -50,7 +52,7 @@ impl Destination {
         let since =
             self.crowded.filter(|(_, newest)| oldest.is_some_and(|oldest| oldest < *newest));
         let (since, _) = *self.crowded.insert(since.unwrap_or((now, self.lanes.next_ordinal())));
-        now >= since + STANDSTILL
+        now >= since + LAG
     }
 
     /// Hands lanes over; `wal`: only those that hold back WAL. The events leave memory and wait in
@@ -125,23 +127,31 @@ impl Relay {
                 let most = destinations.iter_mut().max_by_key(|each| idle(each));
                 handed |= most.is_some_and(|each| each.hand_over(each.reach(now), false, held));
             }
-            if cramped && !handed {
-                let others = destinations.iter().filter(|each| each.goes_on());
-                let least = others.map(|each| each.lanes.len()).min().unwrap_or(usize::MAX);
-                let most = destinations.iter_mut().max_by_key(|each| each.lanes.len());
-                let slow =
-                    most.filter(|each| pressed || each.lanes.len() / MUCH_MORE >= least.max(1));
-                if let Some(slow) = slow
-                    && slow.lags(now)
-                {
-                    handed = slow.hand_over(Reach::All, pressed, held);
-                }
-            }
             if handed {
                 self.undecided_since.get_or_insert(now);
             }
+            if self.is_cramped() {
+                self.hand_over_the_slow(now);
+            }
         }
         self.has_room()
+    }
+
+    /// Somebody moves, is too slow, and has the memory that another one could use, or that holds back
+    /// WAL.
+    fn hand_over_the_slow(&mut self, now: Instant) {
+        let pressed = self.wal_pressure;
+        let (destinations, held) = (&mut self.destinations, &mut self.held_bytes);
+        let others = destinations.iter().filter(|each| each.goes_on());
+        let least = others.map(|each| each.lanes.len()).min().unwrap_or(usize::MAX);
+        let most = destinations.iter_mut().max_by_key(|each| each.lanes.len());
+        let slow = most.filter(|each| pressed || each.lanes.len() / MUCH_MORE >= least.max(1));
+        if let Some(slow) = slow
+            && slow.lags(now)
+            && slow.hand_over(Reach::All, pressed, held)
+        {
+            self.undecided_since.get_or_insert(now);
+        }
     }
 
     /// When to look again.

@@ -2,7 +2,7 @@
 //! [`crate::error`]; this file decides nothing else.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
@@ -31,6 +31,7 @@ pub async fn run(
     let wall = clock::wall();
     let mut backoff = Backoff::new(wall.0.unsigned_abs());
     let mut carried = Carried::default();
+    let mut tail_found: Option<Instant> = None;
     loop {
         let began = clock::now();
         let ended = session::run(config, status, shutdown, &mut carried).await;
@@ -42,10 +43,17 @@ pub async fn run(
             }
             Ok(Ended::LostTail(tail)) => {
                 carried.lost_tails.push(tail);
+                // A stream that seems to lose its tail again and again must not keep the others busy.
+                let again = tail_found.replace(clock::now()).is_some_and(|at| at.elapsed() < SETUP);
+                if again && is_stopped_within(backoff.next_wait(), shutdown).await {
+                    return Ok(());
+                }
                 continue;
             }
             Err(failure) => failure,
         };
+        // Another relay may have worked since: it is looked for again.
+        carried.lost_tails.clear();
         carried.last_failure = Some(failure.kind);
         status.failed(&failure);
         if shutdown.is_cancelled() {
@@ -79,12 +87,17 @@ pub async fn run(
             failure.detail
         );
         status.phase(Phase::Waiting);
-        tokio::select! {
-            () = shutdown.cancelled() => {}
-            () = tokio::time::sleep(pause) => {}
-        }
-        if shutdown.is_cancelled() {
+        if is_stopped_within(pause, shutdown).await {
             return Ok(());
         }
     }
+}
+
+/// Waits so long, or until the relay is to stop: is it?
+async fn is_stopped_within(pause: Duration, shutdown: &CancellationToken) -> bool {
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = tokio::time::sleep(pause) => {}
+    }
+    shutdown.is_cancelled()
 }

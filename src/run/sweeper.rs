@@ -128,10 +128,13 @@ struct Way {
     parked: HashMap<RunHash, RangeSet>,
     /// Ranges in all of these.
     parked_ranges: usize,
+    /// When the first of them was refused.
+    parked_at: Option<Instant>,
 }
 
 impl Way {
-    fn park(&mut self, run: RunHash, seq: i64) {
+    fn park(&mut self, now: Instant, run: RunHash, seq: i64) {
+        self.parked_at.get_or_insert(now);
         let parked = self.parked.entry(run).or_default();
         if self.parked_ranges < PARKED_MAX {
             let before = parked.range_count();
@@ -140,8 +143,13 @@ impl Way {
         }
     }
 
-    /// Runs that take rows again are looked up again from their first one on.
-    fn unpark(&mut self, destination: &Destination) {
+    /// Runs that take rows again are looked up again from their first one on; and now and then all
+    /// are, since rows can be deleted.
+    fn unpark(&mut self, now: Instant, every: Duration, destination: &Destination) {
+        if self.parked_at.is_some_and(|at| now >= at + every) {
+            self.parked.clear();
+            self.parked_at = None;
+        }
         self.parked.retain(|run, _| !takes(destination, *run));
         self.parked_ranges = self.parked.values().map(RangeSet::range_count).sum();
     }
@@ -184,6 +192,7 @@ impl Sweeper {
             bridge_to: None,
             parked: HashMap::new(),
             parked_ranges: 0,
+            parked_at: None,
         };
         let ways = progress.into_iter().map(way).collect();
         Sweeper {
@@ -223,7 +232,7 @@ impl Sweeper {
                 self.next_at = now + TABLE_EVERY;
                 return None;
             }
-            return Some(Ask::Look(self.begin(relay)));
+            return Some(Ask::Look(self.begin(now, relay)));
         }
         let pass = self.pass.as_mut()?;
         if matches!(pass.stage, Stage::Marker) && (pass.delivered || !self.streaming) {
@@ -243,7 +252,7 @@ impl Sweeper {
         Some(self.end(now, relay))
     }
 
-    fn begin(&mut self, relay: &Relay) -> LookRequest {
+    fn begin(&mut self, now: Instant, relay: &Relay) -> LookRequest {
         self.passes += 1;
         let token = format!("{}-{}", self.session, self.passes);
         let mut held: Vec<RangeSet> =
@@ -251,7 +260,7 @@ impl Sweeper {
         for ((destination, way), held) in
             relay.destinations().iter().zip(&mut self.ways).zip(&mut held)
         {
-            way.unpark(destination);
+            way.unpark(now, self.every, destination);
             way.parked.values().for_each(|parked| held.extend(parked.iter()));
         }
         let ways = self.ways.iter().zip(&held);
@@ -304,7 +313,7 @@ impl Sweeper {
     }
 
     /// Rows that were asked for: what the core is to be told.
-    pub fn rows(&mut self, rows: Rows, relay: &Relay) -> Vec<Input> {
+    pub fn rows(&mut self, now: Instant, rows: Rows, relay: &Relay) -> Vec<Input> {
         let Some(pass) = &mut self.pass else { return Vec::new() };
         let mut reading = std::mem::take(&mut pass.reading);
         let asked: Vec<i64> = reading.keys().copied().collect();
@@ -319,7 +328,7 @@ impl Sweeper {
                     continue;
                 };
                 if way.parked.contains_key(&run) || !takes(each, run) {
-                    way.park(run, event.seq);
+                    way.park(now, run, event.seq);
                     add(&mut pass.refused, index);
                     continue;
                 }
@@ -375,6 +384,8 @@ impl Sweeper {
                 && way.progress.gap.is_some()
                 && bridged_to.is_some_and(|to| is_settled(&way.progress, to));
             way.progress.gap = way.progress.gap.filter(|_| !closes_gap);
+            // Bridged is not closed: what is handed over until then is taken back by another gap.
+            bridging |= way.progress.gap.is_some();
             let saved_long_ago = way.saved_at.is_none_or(|at| now >= at + SAVE_EVERY);
             if way.progress != way.saved && (closes_gap || saved_long_ago) {
                 way.saved = way.progress.clone();

@@ -37,6 +37,10 @@ pub struct Beginning {
     pub events: usize,
 }
 
+// It would merge what is sound into what is taken out.
+const NO_COMPACTION: &str =
+    "SELECT pg_advisory_xact_lock(hashtextextended('outboxd compact ' || $1::text, 0))";
+
 // A ledger that is further than its outbox: what it says of numbers that were not given is about other
 // events; and what waits is found again by the next look.
 const CUT: [&str; 4] = [
@@ -166,6 +170,7 @@ impl Store {
         beginnings: &[Beginning],
     ) -> Result<(), tokio_postgres::Error> {
         let relay = &self.relay;
+        client.execute(NO_COMPACTION, &[relay]).await?;
         match continuity {
             Continuity::Fits => {}
             Continuity::Ahead { last, .. } => {

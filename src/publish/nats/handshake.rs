@@ -53,34 +53,36 @@ pub(super) async fn open(config: &DestinationConfig, server: &str) -> Result<Ope
         .unwrap_or_else(|_| Err(io::Error::other("its name is not resolved in time")))
         .map_err(unreachable)?
         .collect();
+    // One of several servers behind a name may refuse what the others take.
     let mut last = io::Error::other("its name stands for no address");
+    let mut refused = None;
     for socket in sockets {
         let attempt = Attempt { config, address: &address, server };
         match timeout(CONNECT_TIMEOUT, attempt.open(socket)).await {
             Ok(Ok(opened)) => return Ok(opened),
-            Ok(Err(Trouble::Final(failure))) => return Err(failure),
-            Ok(Err(Trouble::Here(error))) => last = error,
+            Ok(Err(Trouble::Refused(failure))) => refused = Some(failure),
+            Ok(Err(Trouble::Unreachable(error))) => last = error,
             Err(_) => last = io::Error::other(format!("no login within {CONNECT_TIMEOUT:?}")),
         }
     }
-    Err(unreachable(last))
+    Err(refused.unwrap_or_else(|| unreachable(last)))
 }
 
-/// Why an attempt failed: another address of the server may do, or none will.
+/// Why an attempt failed. What TLS or the login say is told before what the network says.
 enum Trouble {
-    Here(io::Error),
-    Final(Failure),
+    Unreachable(io::Error),
+    Refused(Failure),
 }
 
 impl From<io::Error> for Trouble {
     fn from(error: io::Error) -> Trouble {
-        Trouble::Here(error)
+        Trouble::Unreachable(error)
     }
 }
 
 impl From<Failure> for Trouble {
     fn from(failure: Failure) -> Trouble {
-        Trouble::Final(failure)
+        Trouble::Refused(failure)
     }
 }
 

@@ -142,7 +142,7 @@ fn a_destination_that_moves_and_is_slow_holds_up_no_other() {
     turn(&mut scene);
     scene.pass(Duration::from_secs(1));
     turn(&mut scene);
-    scene.relay.limits.memory_bytes = 6_000;
+    scene.relay.limits.memory_bytes = 24_000;
     scene.relay.destinations[0].spec.max_in_flight = 2;
     let (mut flying, mut passed, mut next) = (VecDeque::new(), Vec::new(), 10);
     let mut second = |scene: &mut Scene| {
@@ -154,12 +154,12 @@ fn a_destination_that_moves_and_is_slow_holds_up_no_other() {
         assert!(scene.relay.destinations()[1].lanes().is_empty());
         scene.pass(Duration::from_secs(1));
     };
-    (0..2).for_each(|_| second(&mut scene));
+    (0..10).for_each(|_| second(&mut scene));
     assert_eq!(first(&scene).counts().handed, 0, "it may be quick");
-    (0..3).for_each(|_| second(&mut scene));
+    (0..4).for_each(|_| second(&mut scene));
     // In commit order, with what was in flight then.
     let from = passed[0];
-    assert!(from < 15 && passed.len() > 5, "{passed:?}");
+    assert!(from < 30 && passed.len() > 5, "{passed:?}");
     assert!(passed.iter().zip(from..).all(|(seq, due)| *seq == due), "{passed:?}");
     assert!(scene.relay.confirmable() > Lsn(100 * (passed.len() as u64)));
 }
@@ -177,7 +177,7 @@ fn fill(scene: &mut Scene, next: &mut i64) {
 fn a_slow_destination_alone_is_waited_for_until_wal_is_pressed() {
     let mut scene = Scene::flowing(Pipeline::PerRun);
     record(&mut scene);
-    scene.relay.limits.memory_bytes = 6_000;
+    scene.relay.limits.memory_bytes = 24_000;
     scene.relay.destinations[0].spec.max_in_flight = 2;
     let (mut flying, mut next) = (VecDeque::new(), 10);
     let mut second = |scene: &mut Scene| {
@@ -187,10 +187,10 @@ fn a_slow_destination_alone_is_waited_for_until_wal_is_pressed() {
         scene.feed(Input::Recorded { newest: 7 });
         scene.pass(Duration::from_secs(1));
     };
-    (0..5).for_each(|_| second(&mut scene));
+    (0..15).for_each(|_| second(&mut scene));
     assert_eq!(first(&scene).counts().handed, 0);
     scene.feed(Input::WalPressure(true));
-    (0..4).for_each(|_| second(&mut scene));
+    (0..14).for_each(|_| second(&mut scene));
     assert!(first(&scene).counts().handed > 0);
 }
 

@@ -50,7 +50,7 @@ impl Pump<'_> {
             Done::WaitingRead(id, result) => self.feed(Input::WaitingRead(id, result?))?,
             Done::Looked(Ok(looked)) => self.sweeper.looked(looked),
             Done::Rows(Ok(rows)) => {
-                for input in self.sweeper.rows(rows, self.relay) {
+                for input in self.sweeper.rows(clock::now(), rows, self.relay) {
                     self.feed(input)?;
                 }
             }
