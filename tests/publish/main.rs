@@ -40,13 +40,25 @@ async fn update(nats: &Nats, key: &str, value: Value) {
 /// `Outbox-Seq` of every message, in the stream's order.
 async fn stored(client: async_nats::Client) -> Vec<i64> {
     let context = async_nats::jetstream::new(client);
-    let mut stream = context.get_stream("EVENTS").await.unwrap();
-    let messages = stream.info().await.unwrap().state.messages;
-    let consumer = async_nats::jetstream::consumer::pull::OrderedConfig {
+    let config = async_nats::jetstream::consumer::pull::OrderedConfig {
         headers_only: true,
         ..Default::default()
     };
-    let consumer = stream.create_consumer(consumer).await.unwrap();
+    // After a change of the leader it takes a moment until somebody answers.
+    let open = async || {
+        let mut stream = context.get_stream("EVENTS").await.ok()?;
+        let messages = stream.info().await.ok()?.state.messages;
+        Some((stream.create_consumer(config.clone()).await.ok()?, messages))
+    };
+    let opened = async {
+        loop {
+            if let Some(opened) = open().await {
+                return opened;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let (consumer, messages) = tokio::time::timeout(PATIENCE, opened).await.unwrap();
     let read = consumer.messages().await.unwrap().take(usize::try_from(messages).unwrap());
     let seqs = read.map(|message| {
         let headers = message.unwrap().message.headers.unwrap();
