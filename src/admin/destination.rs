@@ -95,6 +95,7 @@ struct Lanes {
     slow_runs: AtomicUsize,
     slow: AtomicBool,
     blocked: AtomicUsize,
+    holes: AtomicUsize,
 }
 
 /// Figures of the lanes.
@@ -107,6 +108,7 @@ pub(super) struct LaneFigures {
     pub slow_runs: usize,
     pub slow: bool,
     pub blocked: usize,
+    pub holes: usize,
 }
 
 impl DestinationStatus {
@@ -204,6 +206,11 @@ impl DestinationStatus {
         risen
     }
 
+    /// Ranges of undecided numbers that the last pass through the table left; those of the one before.
+    pub fn holes(&self, ranges: usize) -> usize {
+        self.lanes.holes.swap(ranges, Ordering::Relaxed)
+    }
+
     /// The database counted.
     pub(super) fn count_unpublished(&self, found: Unpublished) {
         *lock(&self.unpublished) = Some((found, Instant::now()));
@@ -246,6 +253,7 @@ impl DestinationStatus {
             slow_runs: self.lanes.slow_runs.load(Ordering::Relaxed),
             slow: self.lanes.slow.load(Ordering::Relaxed),
             blocked: self.lanes.blocked.load(Ordering::Relaxed),
+            holes: self.lanes.holes.load(Ordering::Relaxed),
         }
     }
 }

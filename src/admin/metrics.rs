@@ -52,6 +52,11 @@ const HELP: &[(&str, &str, &str)] = &[
     (UNKNOWN, "destination, cause", "Publish outcomes that only the stream could tell"),
     (RESUMED, "destination", "Undecided events that were found in the stream"),
     (SLOW_RUNS, "destination", "Runs whose events wait in the ledger, as far as memory knows"),
+    (
+        HOLES,
+        "destination",
+        "Ranges of undecided numbers that the last pass through the table left; above 10,000 passes become dear",
+    ),
     (HANDED, "destination", "Events handed over: they wait in the ledger and the table"),
     (
         SWEPT,
@@ -95,6 +100,7 @@ const UNDECIDED_BYTES: &str = "outboxd_undecided_bytes";
 const IN_FLIGHT: &str = "outboxd_in_flight_events";
 const RETRYING: &str = "outboxd_retrying_runs";
 const BLOCKED: &str = "outboxd_blocked_runs";
+const HOLES: &str = "outboxd_sweep_holes";
 const REDRIVEN: &str = "outboxd_redriven_letters_total";
 const UP: &str = "outboxd_destination_up";
 const SLOT_RETAINED: &str = "outboxd_slot_retained_bytes";
@@ -224,6 +230,7 @@ impl Exporter {
             self.count(SWEPT, &[name, ("outcome", "missed")], totals.missed);
             self.count(SWEPT, &[name, ("outcome", "gone")], totals.gone);
             self.gauge(BLOCKED, &[name], real(shown.blocked));
+            self.gauge(HOLES, &[name], real(shown.holes));
         }
     }
 }

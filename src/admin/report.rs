@@ -162,6 +162,8 @@ pub struct DestinationReport {
     pub slow: bool,
     /// Runs that wait behind a dead letter.
     pub blocked: u64,
+    /// Ranges of undecided numbers that the last pass through the table left.
+    pub holes: u64,
     /// From handing over to ack, last minute.
     pub publish_duration: Option<Latency>,
 }
@@ -451,6 +453,7 @@ impl DestinationReport {
             slow_runs: wide(lanes.slow_runs),
             slow: lanes.slow,
             blocked: wide(lanes.blocked),
+            holes: wide(lanes.holes),
             publish_duration: status.publish_duration.recent().map(Latency::of),
         }
     }

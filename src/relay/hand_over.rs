@@ -74,8 +74,6 @@ impl Destination {
         }
         entries.sort_by_key(Entry::ordinal);
         let mut waiters = Vec::with_capacity(entries.len());
-        // Only what is older than the gap comes to a lane from the ledger before it is bridged.
-        let old = self.waiting.is_bridging();
         let some = !entries.is_empty() || !handed.is_empty();
         for entry in entries {
             let (seq, run, origin) = (entry.event.seq, entry.event.run_hash, entry.origin);
@@ -84,6 +82,9 @@ impl Destination {
                 Origin::Letter { .. } => {}
                 Origin::Table { handed: false, .. } => drop(self.let_go.insert(run)),
                 Origin::Wal(_) | Origin::Table { handed: true, .. } => {
+                    // Only what is older than the gap comes to a lane from the ledger before the
+                    // run's missed rows do.
+                    let old = self.waiting.misses(run);
                     waiters.push(Waiter { seq, run, until: origin.until(), old });
                     if matches!(origin, Origin::Wal(_)) {
                         handed.push((entry.ordinal(), seq, run, origin));

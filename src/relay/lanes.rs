@@ -142,6 +142,13 @@ impl Lanes {
         self.missed
     }
 
+    /// The runs that have some.
+    pub fn missed_runs(&self) -> impl Iterator<Item = RunHash> + '_ {
+        let entries = if self.missed > 0 { self.slots.as_slice() } else { &[] };
+        let missed = |entry: &&Entry| matches!(entry.origin, Origin::Table { handed: false, .. });
+        entries.iter().flatten().filter(missed).map(|entry| entry.event.run_hash)
+    }
+
     /// Undecided events that the ledger has as waiting.
     pub fn handed(&self) -> usize {
         self.handed

@@ -5,7 +5,7 @@ use hashbrown::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::event::{Event, Fault, Reason, UnixMicros};
+use crate::event::{Event, Fault, Reason, RunHash, UnixMicros};
 use crate::lsn::Lsn;
 use crate::message::Message;
 pub use crate::relay::again::{BlockedRun, Question, Redrive};
@@ -103,10 +103,11 @@ pub enum Input {
         /// It committed below.
         until: Lsn,
     },
-    /// A whole look through the table found no row that the WAL did not bring, and none can come
-    /// any more: what waits behind them may go. Without effect while one of them is in its lane
-    /// ([`crate::relay::waiting::Waiting::is_bridging`] tells): to be said again after another look.
-    Bridged(DestinationId),
+    /// A whole look through the table left no row that the WAL did not bring outside the lanes, but
+    /// for those of these runs, and no other can come any more: what waits may go, but behind those
+    /// of its own run that are left, in lanes or outside. To be said again after each whole look
+    /// until [`crate::relay::waiting::Waiting::missing_runs`] are none.
+    Bridged(DestinationId, Vec<RunHash>),
     /// Undecided events hold back more WAL than they may, or no longer.
     WalPressure(bool),
     /// The dead letters' answer to [`Relay::ask_letters`].
@@ -318,7 +319,7 @@ impl Relay {
             Input::Missed { destination, event, until } => {
                 self.missed_row(now, destination, event, until);
             }
-            Input::Bridged(id) => self.each(id, Destination::bridged),
+            Input::Bridged(id, but) => self.each(id, |destination| destination.bridged(but)),
             Input::WalPressure(on) => self.wal_pressure = on,
             Input::Letters { again, released } => self.letters(now, again, &released),
             Input::Stop => self.stopping = true,

@@ -200,12 +200,13 @@ impl Destination {
         Some(Step::ReadWaiting(after, self.waiting.read_most()))
     }
 
-    /// Every row is found that no WAL brings. As long as one of them is in its lane it can leave it
-    /// without a trace, or it did so since the look began: that is too early.
-    pub(super) fn bridged(&mut self) {
-        if self.lanes.missed() == 0 && self.let_go.is_empty() {
-            self.waiting.bridged();
-        }
+    /// Every row is found that no WAL brings, but for some of these runs. A row that is in its lane
+    /// can leave it without a trace, or did so since the look began: its run is one of those, too.
+    pub(super) fn bridged(&mut self, but: Vec<RunHash>) {
+        let mut but: HashSet<RunHash> = but.into_iter().collect();
+        but.extend(self.lanes.missed_runs());
+        but.extend(&self.let_go);
+        self.waiting.bridged(but);
     }
 
     /// A look through the table begins.

@@ -33,6 +33,15 @@ pub struct Waiter {
     pub old: bool,
 }
 
+/// Whose rows are still being looked for that no WAL brings: what WAL brings of them waits behind.
+#[derive(Debug)]
+enum Bridge {
+    /// Any run's.
+    All,
+    /// Those of these runs, which take none at the moment; of none when the gap is bridged.
+    Of(HashSet<RunHash>),
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Turn {
     ordinal: i64,
@@ -58,8 +67,7 @@ pub struct Waiting {
     reading: bool,
     /// Handed while the ledger is read: what it may not have shown.
     tail: Vec<Waiter>,
-    /// Rows that no WAL brings are still being looked for: what WAL brings waits behind them.
-    bridging: bool,
+    bridge: Bridge,
     /// What the ledger has beyond may be from before the gap.
     old_beyond: bool,
     /// Nothing that could be taken was found; until something changes there is no use in looking.
@@ -92,7 +100,7 @@ impl Waiting {
             beyond,
             reading: false,
             tail: Vec::new(),
-            bridging,
+            bridge: if bridging { Bridge::All } else { Bridge::Of(HashSet::new()) },
             old_beyond: bridging && beyond.is_some() && known.iter().all(|waiter| waiter.old),
             barren: false,
             held: HashMap::new(),
@@ -112,7 +120,8 @@ impl Waiting {
 
     /// Has this run numbers in memory, or is it known to have some outside?
     pub fn has(&self, run: RunHash) -> bool {
-        self.runs.contains_key(&run) || self.is_loading(run) || self.is_left_out(run)
+        let here = self.runs.contains_key(&run) || self.is_loading(run);
+        here || self.is_left_out(run) || self.misses_one(run)
     }
 
     /// Are events of this run being read from the table?
@@ -122,18 +131,36 @@ impl Waiting {
 
     /// Must every event wait?
     pub fn is_slow_as_a_whole(&self) -> bool {
-        self.bridging || self.beyond.is_some()
+        self.is_bridging() || self.beyond.is_some()
     }
 
-    /// Are rows still being looked for that no WAL brings?
+    /// Are rows of any run still being looked for that no WAL brings?
     pub fn is_bridging(&self) -> bool {
-        self.bridging
+        matches!(self.bridge, Bridge::All)
+    }
+
+    /// Are rows of this run?
+    pub fn misses(&self, run: RunHash) -> bool {
+        self.is_bridging() || self.misses_one(run)
+    }
+
+    fn misses_one(&self, run: RunHash) -> bool {
+        matches!(&self.bridge, Bridge::Of(runs) if !runs.is_empty() && runs.contains(&run))
+    }
+
+    /// Runs of which rows are still being looked for, while others go on.
+    pub fn missing_runs(&self) -> usize {
+        match &self.bridge {
+            Bridge::All => 0,
+            Bridge::Of(runs) => runs.len(),
+        }
     }
 
     /// Does nothing wait, and need nothing wait?
     pub fn is_over(&self) -> bool {
         let nothing_here = self.len == 0 && self.loading.is_empty();
-        nothing_here && !self.is_slow_as_a_whole() && self.left_out() == 0
+        let nobody = self.missing_runs() == 0 && self.left_out() == 0;
+        nothing_here && nobody && !self.is_slow_as_a_whole()
     }
 
     /// Does this run wait for what was handed over before the gap began, as far as is known?
@@ -148,7 +175,11 @@ impl Waiting {
     pub fn slow_runs(&self) -> usize {
         let whole = usize::from(self.is_slow_as_a_whole() && self.runs.is_empty());
         let here = self.runs.len().max(whole).max(usize::from(!self.loading.is_empty()));
-        here + self.left_out()
+        let Bridge::Of(missing) = &self.bridge else { return here + self.left_out() };
+        let elsewhere = |run: &&RunHash| {
+            !self.runs.contains_key(*run) && !self.is_loading(**run) && !self.is_left_out(**run)
+        };
+        here + self.left_out() + missing.iter().filter(elsewhere).count()
     }
 
     /// Numbers in memory.
@@ -235,13 +266,14 @@ impl Waiting {
         if self.barren || self.len == 0 || !self.loading.is_empty() {
             return Vec::new();
         }
-        let (bridging, mut after) = (self.bridging, i64::MIN);
+        let mut after = i64::MIN;
         while self.loading.len() < most {
             let Some((&ordinal, &run)) = self.fronts.range(after..).next() else { break };
             after = ordinal + 1;
             if !ready(run) || self.held.contains_key(&run) {
                 continue;
             }
+            let old_only = self.misses(run);
             let Some(turns) = self.runs.get_mut(&run) else { continue };
             // Up to the turn of the next run, so that commit order is kept between runs, too.
             let next = self.fronts.range(after..).next().map_or(i64::MAX, |(&next, _)| next);
@@ -249,7 +281,7 @@ impl Waiting {
             while let Some(turn) = turns.front().copied()
                 && self.loading.len() < most
                 && turn.ordinal < next
-                && (turn.waiter.old || !bridging)
+                && (turn.waiter.old || !old_only)
             {
                 turns.pop_front();
                 self.old -= usize::from(turn.waiter.old);
@@ -331,9 +363,13 @@ impl Waiting {
         before - self.len
     }
 
-    /// Every row is found that no WAL brings.
-    pub fn bridged(&mut self) {
-        self.bridging = false;
+    /// Every row is found that no WAL brings, but for those of these runs. What WAL brought of the
+    /// others goes on; a run that had none any more at an earlier time has none now.
+    pub fn bridged(&mut self, mut but: HashSet<RunHash>) {
+        if let Bridge::Of(before) = &self.bridge {
+            but.retain(|run| before.contains(run));
+        }
+        self.bridge = Bridge::Of(but);
         self.barren = false;
     }
 
@@ -357,7 +393,8 @@ impl Waiting {
         self.reading = false;
         let again = self.read_again.take();
         self.beyond = Some(upto).filter(|_| !complete).into_iter().chain(again).min();
-        self.old_beyond &= !complete && waiters.iter().all(|waiter| waiter.old);
+        let all_old = waiters.iter().all(|waiter| waiter.old);
+        self.old_beyond &= again.is_some() || (!complete && all_old);
         let tail = std::mem::take(&mut self.tail);
         let tail = tail.iter().filter(|_| complete);
         let mut seen = HashSet::new();

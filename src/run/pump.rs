@@ -218,6 +218,7 @@ impl Pump<'_> {
                     for input in inputs {
                         self.feed(input)?;
                     }
+                    self.sweeper.holes().for_each(|(id, holes)| self.reporter.holes(id, holes));
                     if !advances.is_empty() {
                         jobs.push(Box::pin(ledger.advance(advances)));
                     }

@@ -10,6 +10,7 @@ use crate::lsn::Lsn;
 use crate::relay::Relay;
 use crate::relay::machine::Verified;
 use crate::relay::outcome::{DestinationId, StreamFacts};
+use crate::run::sweeper::HOLES_MAX;
 use crate::store::Pulse;
 use crate::wal::Identity;
 
@@ -64,6 +65,19 @@ impl Reporter {
     /// When the figures are due.
     pub fn wake_at(&self) -> Option<Instant> {
         self.dirty.then(|| self.observed + OBSERVE_EVERY)
+    }
+
+    /// A pass through the table left so many ranges of holes.
+    pub fn holes(&self, id: DestinationId, ranges: usize) {
+        let Some(destination) = self.status.destination(id) else { return };
+        if destination.holes(ranges) <= HOLES_MAX && ranges > HOLES_MAX {
+            tracing::warn!(
+                destination = destination.name,
+                ranges,
+                "too many ranges of numbers are undecided: each pass looks at all of the ledger since \
+                 they began, and costs more and more, until runs that are blocked or refused go on"
+            );
+        }
     }
 
     /// WAL came in: so many rows, up to `received`.

@@ -26,7 +26,7 @@ const TABLE_EVERY: Duration = Duration::from_millis(250);
 const TABLE_BUSY: Duration = Duration::from_millis(20);
 /// Between two passes while rows are looked for that no WAL brings.
 const GAP_EVERY: Duration = Duration::from_millis(500);
-/// After a pass that left out what a destination misses that does not go on at the moment.
+/// After a pass that left out what a destination or a run misses that does not go on at the moment.
 const SKIPPED_EVERY: Duration = Duration::from_secs(5);
 /// After a pass that failed.
 const FAILED_EVERY: Duration = Duration::from_secs(10);
@@ -36,7 +36,7 @@ const SAVE_EVERY: Duration = Duration::from_secs(10);
 pub const LOOK_LIMIT: usize = 10_000;
 /// Ranges of holes that a destination's progress may have: about 300 KB of text, and a look that looks
 /// each of them up takes half a second.
-const HOLES_MAX: usize = 10_000;
+pub const HOLES_MAX: usize = 10_000;
 /// Ranges of rows that are left out because their runs take none, for each destination.
 const PARKED_MAX: usize = 100_000;
 /// Rows read at once.
@@ -105,9 +105,8 @@ struct Pass {
     stage: Stage,
     /// Rows being read, and for whom.
     reading: BTreeMap<i64, Vec<DestinationId>>,
-    /// Missed, and missed but not taken yet, for each destination.
+    /// Missed, for each destination.
     found: Vec<usize>,
-    refused: Vec<usize>,
     /// Their destination does not go on: rows for it would only fill memory.
     skipped: Vec<bool>,
     /// There was no room for all rows.
@@ -120,6 +119,8 @@ struct Way {
     progress: Progress,
     saved: Progress,
     saved_at: Option<Instant>,
+    /// Ranges of holes that the last look left, whether progress has them or not.
+    holes: usize,
     /// With a gap: the mark that was taken first in this session.
     bridge_to: Option<i64>,
     /// Rows that were refused, for each run that takes none at the moment. They are not looked up
@@ -189,6 +190,7 @@ impl Sweeper {
             saved: progress.clone(),
             progress,
             saved_at: None,
+            holes: 0,
             bridge_to: None,
             parked: HashMap::new(),
             parked_ranges: 0,
@@ -217,6 +219,12 @@ impl Sweeper {
     pub fn hurry(&mut self, now: Instant) {
         self.next_at = self.next_at.min(now);
         self.asked = self.pass.is_some();
+    }
+
+    /// Ranges of holes that the last look left, for each destination. With more than [`HOLES_MAX`]
+    /// looks always begin at the same place.
+    pub fn holes(&self) -> impl Iterator<Item = (DestinationId, usize)> + '_ {
+        (0u16..).map(DestinationId).zip(self.ways.iter().map(|way| way.holes))
     }
 
     /// The receipt up to which what was handed over is older than a destination's gap.
@@ -270,7 +278,6 @@ impl Sweeper {
         self.pass = Some(Pass {
             token,
             found: vec![0; held.len()],
-            refused: vec![0; held.len()],
             skipped: vec![false; held.len()],
             looks: Vec::new(),
             cleared: None,
@@ -329,7 +336,6 @@ impl Sweeper {
                 };
                 if way.parked.contains_key(&run) || !takes(each, run) {
                     way.park(now, run, event.seq);
-                    add(&mut pass.refused, index);
                     continue;
                 }
                 add(&mut pass.found, index);
@@ -358,34 +364,39 @@ impl Sweeper {
         let mut advances = Vec::new();
         let Some(pass) = self.pass.take() else { return Ask::End(inputs, advances) };
         let mut again = pass.cut || std::mem::take(&mut self.asked);
-        let (mut bridging, mut busy) = (false, false);
+        let (mut bridging, mut waits, mut busy) = (false, false, false);
         let places = relay.destinations().iter().zip(0u16..).zip(&mut self.ways);
-        let counts = pass.found.iter().zip(&pass.refused).zip(&pass.skipped);
+        let counts = pass.found.iter().zip(&pass.skipped);
         let finds = pass.looks.iter().zip(counts);
-        for (((destination, id), way), (look, ((found, refused), skipped))) in places.zip(finds) {
-            take(&mut way.progress, look, pass.cleared);
+        for (((destination, id), way), (look, (found, skipped))) in places.zip(finds) {
+            way.holes = take(&mut way.progress, look, pass.cleared);
             let all = !pass.cut && look.covered_to >= look.to && !skipped;
             // Full of rows that there is no room to remember, the next look would be the same.
             again |= !all && !skipped && (*found > 0 || way.parked_ranges < PARKED_MAX);
             busy |= *found > 0;
             let bridged_to = way.bridge_to.filter(|to| pass.cleared.is_some_and(|at| at >= *to));
-            let is_bridging = destination.waiting().is_bridging();
-            if is_bridging && self.streaming {
-                let none = *found == 0 && *refused == 0 && way.parked.is_empty();
-                if all && none && bridged_to.is_some() {
-                    inputs.push(Input::Bridged(DestinationId(id)));
-                } else {
-                    bridging = true;
-                    again |= *found > 0;
+            let waiting = destination.waiting();
+            let open = waiting.is_bridging() || waiting.missing_runs() > 0;
+            if open && self.streaming {
+                again |= *found > 0;
+                if all && bridged_to.is_some() {
+                    let but = way.parked.keys().copied().collect();
+                    inputs.push(Input::Bridged(DestinationId(id), but));
                 }
             }
             let closes_gap = self.streaming
-                && !is_bridging
+                && !waiting.is_bridging()
                 && way.progress.gap.is_some()
                 && bridged_to.is_some_and(|to| is_settled(&way.progress, to));
             way.progress.gap = way.progress.gap.filter(|_| !closes_gap);
-            // Bridged is not closed: what is handed over until then is taken back by another gap.
-            bridging |= way.progress.gap.is_some();
+            // Bridged is not closed: what is handed over until then is taken back by another gap. Rows
+            // of runs that take none can wait.
+            if open || way.progress.gap.is_some() {
+                let lanes = destination.lanes();
+                let go = lanes.missed_runs().any(|run| !lanes.is_blocked(run));
+                bridging |= go || way.parked.is_empty();
+                waits = true;
+            }
             let saved_long_ago = way.saved_at.is_none_or(|at| now >= at + SAVE_EVERY);
             if way.progress != way.saved && (closes_gap || saved_long_ago) {
                 way.saved = way.progress.clone();
@@ -398,7 +409,7 @@ impl Sweeper {
             (false, _) if busy => TABLE_BUSY,
             (false, _) => TABLE_EVERY,
             (true, true) => GAP_EVERY,
-            (true, false) if pass.skipped.contains(&true) => self.every.min(SKIPPED_EVERY),
+            (true, false) if waits || pass.skipped.contains(&true) => self.every.min(SKIPPED_EVERY),
             (true, false) => self.every,
         };
         self.next_at = now + pause;
@@ -430,11 +441,11 @@ impl Pass {
 ///
 /// Void is only what no row has up to `cleared`, and up to where the look came if it was cut. Above
 /// that a number without a row may still get one, and is a hole. With too many of them the next look
-/// begins where this one did.
+/// begins where this one did. Says how many ranges of holes there are.
 ///
 /// Of what memory held only that is a hole which had no receipt when the look was taken: later looks
 /// don't read the receipts that this one saw.
-fn take(progress: &mut Progress, look: &Look, cleared: Option<i64>) {
+fn take(progress: &mut Progress, look: &Look, cleared: Option<i64>) -> usize {
     let proven = cleared.map_or(i64::MIN, |cleared| cleared.min(look.covered_to));
     let mut holes: RangeSet = look.held.iter().copied().collect();
     holes.extend(look.undecided.iter().map(|seq| (*seq, *seq)));
@@ -442,13 +453,14 @@ fn take(progress: &mut Progress, look: &Look, cleared: Option<i64>) {
     holes.extend(above.map(|(start, end)| ((*start).max(proven.saturating_add(1)), *end)));
     let upto = |(start, end): (i64, i64)| (start <= look.to).then_some((start, end.min(look.to)));
     let holes: Vec<(i64, i64)> = holes.iter().filter_map(upto).collect();
+    let count = holes.len();
     // Fewer would have to hold numbers that are decided, and their rows would be taken for finds.
-    if holes.len() > HOLES_MAX {
-        return;
+    if count <= HOLES_MAX {
+        progress.holes = holes;
+        progress.frontier = look.to;
+        progress.receipt_id = look.receipt_id;
     }
-    progress.holes = holes;
-    progress.frontier = look.to;
-    progress.receipt_id = look.receipt_id;
+    count
 }
 
 /// Is every number up to this one in a receipt, or void?

@@ -126,6 +126,37 @@ async fn drop_slot(client: &Client) {
     .await;
 }
 
+/// A run that waits behind a dead letter has rows that no slot brings. No other run waits for it: what the
+/// new slot brings of those arrives. When the letter is closed, the run's rows go in their order.
+#[tokio::test]
+async fn a_blocked_run_in_a_gap_keeps_no_other_waiting() {
+    let destination = "on_dead_letter = \"block-run\"".into();
+    let mut world = World::start(WorldOptions { destination, ..swept_often() }).await.unwrap();
+    let client = world.postgres.connect().await.unwrap();
+    write(&client, &["a", "b", "blocked"], 1, 2).await;
+    world.settle(SETTLE).await.unwrap();
+    world.relay.terminate(SETTLE).await.unwrap();
+    drop_slot(&client).await;
+    let poison = "SELECT outbox.publish('blocked', 'bad', '{}', headers => '{\"Status\": \"1\"}')";
+    client.batch_execute(poison).await.unwrap();
+    write(&client, &["a", "b", "blocked"], 3, 20).await;
+    world.relay.start().unwrap();
+    arrived(&world, 6 + 40).await;
+    wait_for(&world, "outboxd_slot_active", "", 1.0).await;
+    write(&client, &["a", "b", "c", "blocked"], 23, 20).await;
+    arrived(&world, 6 + 40 + 60).await;
+    assert_eq!(metric(&world, "outboxd_slow_runs", "").await, Some(1.0));
+    // So it does after a start, with the gap still open.
+    world.relay.terminate(SETTLE).await.unwrap();
+    write(&client, &["a", "b", "c", "blocked"], 43, 20).await;
+    world.relay.start().unwrap();
+    arrived(&world, 6 + 40 + 60 + 60).await;
+    let discard = ["dead-letters", "discard", "--all", "--why", "a test"];
+    world.relay.run(&discard).await.unwrap();
+    client.batch_execute("DELETE FROM outbox.event WHERE kind = 'bad'").await.unwrap();
+    judge(&world, 3 * 22 + 4 * 40).await;
+}
+
 /// The slot is gone and can't be made anew for a while, since a transaction is open: the table is
 /// read meanwhile. Then the stream is back, and no run has lost its order.
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Looks through the table for rows that the WAL did not bring, and gaps: the same duties as the
 //! real sweeper, without I/O.
 
+use outboxd::event::RunHash;
 use outboxd::relay::Input;
 use outboxd::relay::outcome::DestinationId;
 use outboxd::relay::ranges::RangeSet;
@@ -58,8 +59,9 @@ impl World {
         let holding = self.postgres.holders(self.now);
         for (at, skip) in skip.iter().enumerate() {
             self.move_frontier(at);
-            let mark = self.postgres.ledger.gaps.get(&at).and_then(|gap| gap.mark.as_ref());
-            let settled = mark.is_some_and(|(_, holders)| holders.is_disjoint(&holding));
+            let settled = self.postgres.ledger.gaps.get(&at).is_none_or(|gap| {
+                gap.mark.as_ref().is_some_and(|(_, holders)| holders.is_disjoint(&holding))
+            });
             let rows = self.postgres.rows.range(self.frontiers[at] + 1..);
             let missing = rows.map(|(seq, _)| *seq).filter(|seq| {
                 self.postgres.sees(self.now, *seq)
@@ -114,13 +116,14 @@ impl World {
         let missed: Vec<Vec<i64>> = each.map(|(each, seqs)| each.missed(seqs)).collect();
         self.swarm.count("sweep");
         if missed.iter().all(Vec::is_empty) {
-            self.sweep_ends(Some(vec![true; self.sites.len()]));
+            self.sweep_ends(Some(vec![Vec::new(); self.sites.len()]));
         } else {
             self.ask(Job::SweepRows(missed));
         }
     }
 
     pub fn sweep_rows(&mut self, missed: &[Vec<i64>]) {
+        let mut refused: Vec<Vec<RunHash>> = vec![Vec::new(); missed.len()];
         for (seqs, index) in missed.iter().zip(0u16..) {
             let id = DestinationId(index);
             let mut bytes = 0;
@@ -133,13 +136,22 @@ impl World {
             };
             for seq in seqs {
                 let Some(event) = self.postgres.read(self.now, *seq) else { continue };
-                let session = self.session.as_ref().expect("still there");
-                let waiting = session.relay.destinations()[usize::from(index)].waiting();
-                if waiting.has_old(event.run_hash) {
-                    self.swarm.count("missed row behind old ones");
+                let session = self.session.as_mut().expect("still there");
+                let each = &session.relay.destinations()[usize::from(index)];
+                let (run, refuses) = (event.run_hash, &mut refused[usize::from(index)]);
+                let behind_old = each.waiting().has_old(run);
+                if refuses.contains(&run) || behind_old || !each.lanes().may_grow(run) {
+                    refuses.push(run);
+                    self.swarm.count(match behind_old {
+                        true => "missed row behind old ones",
+                        false => "missed row of a run that takes none",
+                    });
                     continue;
                 }
                 if bytes >= most {
+                    if let Some(sweep) = &mut session.sweep {
+                        sweep.complete[usize::from(index)] = false;
+                    }
                     break;
                 }
                 bytes += event.budget_bytes();
@@ -148,35 +160,37 @@ impl World {
                 self.feed(Input::Missed { destination: id, event, until });
             }
         }
-        self.sweep_ends(Some(missed.iter().map(Vec::is_empty).collect()));
+        self.sweep_ends(Some(refused));
     }
 
-    /// `found_none`: which destinations missed nothing; `None`: the look failed.
-    pub fn sweep_ends(&mut self, found_none: Option<Vec<bool>>) {
+    /// `refused`: of which runs each destination takes no row now; `None`: the look failed.
+    pub fn sweep_ends(&mut self, refused: Option<Vec<Vec<RunHash>>>) {
         let Some(sweep) = self.session.as_mut().and_then(|it| it.sweep.take()) else { return };
         self.feed(Input::SweepEnds);
-        let Some(found_none) = found_none else { return };
-        if sweep.complete.contains(&false) || found_none.contains(&false) {
+        let Some(refused) = refused else { return };
+        if sweep.complete.contains(&false) || refused.iter().any(|runs| !runs.is_empty()) {
             // There may be more than there was room for.
             let wait = self.dice.between(0, 100 * MS);
             self.after(wait, Happening::SweepAgain(self.epoch));
         }
-        for (at, found_none) in found_none.into_iter().enumerate() {
-            if !self.postgres.ledger.gaps.contains_key(&at) || !sweep.settled[at] {
+        for (at, refused) in refused.into_iter().enumerate() {
+            if !sweep.settled[at] {
                 continue;
             }
             let id = DestinationId(u16::try_from(at).unwrap());
-            let is_bridging = |world: &World| {
+            let state = |world: &World| {
                 let session = world.session.as_ref().expect("still there");
-                session.relay.destinations()[at].waiting().is_bridging()
+                let waiting = session.relay.destinations()[at].waiting();
+                (waiting.is_bridging(), waiting.missing_runs() > 0)
             };
-            if is_bridging(self) && sweep.complete[at] && found_none {
-                self.feed(Input::Bridged(id));
-                if !is_bridging(self) {
-                    self.swarm.count("gap bridged");
-                }
+            if sweep.complete[at] && state(self) != (false, false) {
+                self.feed(Input::Bridged(id, refused));
+                self.swarm.count(match state(self).1 {
+                    true => "gap bridged but for some runs",
+                    false => "gap bridged",
+                });
             }
-            if !is_bridging(self) {
+            if !state(self).0 && self.postgres.ledger.gaps.contains_key(&at) {
                 self.ask(Job::CloseGap(at));
             }
         }

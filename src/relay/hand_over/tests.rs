@@ -232,8 +232,8 @@ fn missed_rows_leave_their_lanes_without_a_receipt() {
     assert_eq!(first(&scene).missed(&[2, 5]), [5], "to be found again");
     // Not by the look that is under way: it may not have seen those that were in the lane.
     missed(&mut scene, 6, "r");
-    scene.feed(Input::Bridged(FIRST));
-    assert!(in_lanes(&scene).is_empty() && first(&scene).waiting().is_bridging());
+    scene.feed(Input::Bridged(FIRST, Vec::new()));
+    assert!(in_lanes(&scene).is_empty() && first(&scene).waiting().missing_runs() == 1);
     scene.feed(Input::SweepBegins);
     missed(&mut scene, 5, "r");
     assert_eq!(in_lanes(&scene), [5]);

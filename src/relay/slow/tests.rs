@@ -85,6 +85,11 @@ pub(crate) fn load_of(actions: Vec<Action>) -> Vec<i64> {
     actions.into_iter().find_map(numbers).unwrap_or_default()
 }
 
+/// The same of the next action alone.
+fn load_first(scene: &mut Scene) -> Vec<i64> {
+    load_of(scene.relay.poll(scene.now).into_iter().collect())
+}
+
 pub(crate) fn loaded(scene: &mut Scene, count: usize, rows: &[(i64, &str)]) {
     let events = rows.iter().map(|(seq, run)| Event::clone(&event(*seq, run))).collect();
     scene.feed(Input::Loaded(FIRST, Loaded { count, events }));
@@ -284,15 +289,42 @@ fn while_a_gap_is_open_wal_waits_missed_rows_go_ahead_and_old_ones_first() {
     assert!(!first(&scene).waiting().has_old(RunHash::of_run(b"r")));
     missed(&mut scene, 5, "r");
     missed(&mut scene, 6, "s");
-    scene.feed(Input::Bridged(FIRST));
-    assert!(first(&scene).waiting().is_bridging(), "they are still in their lanes");
+    scene.feed(Input::Bridged(FIRST, Vec::new()));
+    assert_eq!(first(&scene).waiting().missing_runs(), 2, "they are still in their lanes");
     assert_eq!(leave(&mut scene), [2, 5, 6]);
     assert_eq!(load_of(scene.poll()), Vec::<i64>::new());
-    scene.feed(Input::Bridged(FIRST));
+    scene.feed(Input::Bridged(FIRST, Vec::new()));
     assert_eq!(load_of(scene.poll()), [9, 8]);
     loaded(&mut scene, 2, &[(9, "r"), (8, "s")]);
     scene.commit(&[(10, "r")]);
     assert_eq!(leave(&mut scene), [9, 8, 10]);
+    assert!(first(&scene).waiting().is_over());
+}
+
+#[test]
+fn a_run_that_takes_no_missed_rows_keeps_no_other_behind_the_gap() {
+    let mut scene = knows(Vec::new(), true);
+    let odd = RunHash::of_run(b"odd");
+    scene.commit(&[(9, "odd"), (8, "r"), (7, "s")]);
+    missed(&mut scene, 5, "r");
+    scene.feed(Input::Bridged(FIRST, vec![odd]));
+    // What WAL brought of s goes, and joins its lane from now on; r waits for its row in the lane.
+    assert_eq!(load_first(&mut scene), [7]);
+    loaded(&mut scene, 1, &[(7, "s")]);
+    scene.commit(&[(10, "odd"), (11, "r"), (12, "s")]);
+    assert_eq!(leave(&mut scene), [5, 7, 12]);
+    assert_eq!(first(&scene).waiting().slow_runs(), 2);
+    scene.feed(Input::Bridged(FIRST, vec![odd]));
+    assert_eq!(load_first(&mut scene), [8, 11]);
+    loaded(&mut scene, 2, &[(8, "r"), (11, "r")]);
+    assert_eq!(leave(&mut scene), [8, 11]);
+    // The run takes rows again: the missed one goes ahead of those that wait.
+    missed(&mut scene, 4, "odd");
+    scene.feed(Input::Bridged(FIRST, Vec::new()));
+    assert_eq!(leave(&mut scene), [4]);
+    scene.feed(Input::Bridged(FIRST, Vec::new()));
+    assert_eq!(load_first(&mut scene), [9, 10]);
+    loaded(&mut scene, 2, &[(9, "odd"), (10, "odd")]);
     assert!(first(&scene).waiting().is_over());
 }
 

@@ -22,6 +22,8 @@ impl Waiting {
     pub fn unpark(&mut self, run: RunHash) {
         self.barren = false;
         let Some(Some(after)) = self.parked.remove(&run) else { return };
+        // Those of before the gap may be among them.
+        self.old_beyond |= self.misses(run);
         if self.reading {
             self.read_again = Some(self.read_again.map_or(after, |first| first.min(after)));
         } else {

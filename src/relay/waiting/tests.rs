@@ -309,8 +309,45 @@ fn while_a_gap_is_open_only_old_numbers_go() {
     assert_eq!(waiting.take(9, |_| true), [old(2, 2)]);
     waiting.loaded(1);
     assert!(waiting.take(9, |_| true).is_empty());
-    waiting.bridged();
+    waiting.bridged(HashSet::new());
     assert_eq!(waiting.take(9, |_| true), [waiter(5, 1)]);
+}
+
+#[test]
+fn a_gap_is_bridged_but_for_some_runs_and_those_only_become_fewer() {
+    let old = |seq, run| Waiter { old: true, ..waiter(seq, run) };
+    let runs = |runs: &[u64]| runs.iter().copied().map(RunHash).collect::<HashSet<_>>();
+    let mut waiting = Waiting::new(&[old(1, 1), waiter(5, 1), waiter(6, 2)], None, true, 100);
+    waiting.bridged(runs(&[1, 3]));
+    assert!(!waiting.is_slow_as_a_whole() && waiting.is_slow(RunHash(3)));
+    assert!(!waiting.is_slow(RunHash(4)));
+    assert_eq!((waiting.slow_runs(), waiting.missing_runs()), (3, 2));
+    assert_eq!(waiting.take(9, |_| true), [old(1, 1), waiter(6, 2)]);
+    waiting.loaded(2);
+    waiting.bridged(runs(&[1, 4]));
+    assert!(!waiting.is_slow(RunHash(3)) && !waiting.is_slow(RunHash(4)));
+    assert!(waiting.take(9, |_| true).is_empty() && !waiting.is_over());
+    waiting.bridged(runs(&[]));
+    assert_eq!(waiting.take(9, |_| true), [waiter(5, 1)]);
+    waiting.loaded(1);
+    assert!(waiting.is_over());
+}
+
+/// What a run has from before the gap comes first, though it left memory while it was blocked.
+#[test]
+fn old_numbers_of_a_run_that_goes_on_are_waited_for() {
+    let old = |seq, run| Waiter { old: true, ..waiter(seq, run) };
+    let mut waiting = Waiting::new(&[old(1, 1), waiter(5, 1)], None, true, 100);
+    waiting.park(RunHash(1));
+    waiting.bridged([RunHash(1)].into_iter().collect());
+    waiting.unpark(RunHash(1));
+    assert!(waiting.has_old(RunHash(1)), "the ledger is not read yet");
+    assert_eq!(waiting.read(std::iter::empty()), Some(0));
+    waiting.was_read(&[old(1, 1), waiter(5, 1)], 9, true, &HashSet::new());
+    assert_eq!(waiting.take(9, |_| true), [old(1, 1)]);
+    assert!(waiting.has_old(RunHash(1)));
+    waiting.loaded(1);
+    assert!(!waiting.has_old(RunHash(1)));
 }
 
 /// What is not read yet may be of any run.
