@@ -19,6 +19,8 @@ build: ## target/release/outboxd
 demo: fetch build ## watch committed rows arrive in JetStream (ARGS="--events N --rate R --runs K --keep")
 	@cargo run --locked --release --quiet -- demo $(ARGS)
 
+# Tests wait for servers most of the time: more of them than there are cores at once.
+test matrix: export RUST_TEST_THREADS ?= $(shell $(PYTHON) -c "import os; print(5 * (os.cpu_count() or 1) // 2)")
 test: fetch ## all tests, live ones on real servers included
 	cargo test --locked
 

@@ -1,17 +1,13 @@
 //! Dead letters after the burial: runs that wait behind one, redrive and discard, by the commands
 //! that an operator has, through crashes of the relay.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panic")]
-
-mod support;
-
 use std::time::Duration;
 
+use crate::support::look::{edit_stream, metric, publish};
+use crate::support::told::{status, until};
+use crate::support::{SETTLE, log_tail, options};
 use outboxd::sandbox::{STREAM, World, WorldOptions};
 use serde_json::Value;
-use support::look::{edit_stream, metric, publish};
-use support::told::{status, until};
-use support::{SETTLE, log_tail, options};
 use tokio_postgres::Client;
 use uuid::Uuid;
 

@@ -1,8 +1,10 @@
 //! P1 and P7 with events that can't be published: they go to the dead letters with reason and
 //! detail, their neighbours leave once and in order, and what may heal is waited for.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panic")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panic")]
 
+mod redrive;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::collections::BTreeMap;

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panic")]
 
+mod owner;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::collections::{BTreeSet, HashSet};

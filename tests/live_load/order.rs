@@ -1,12 +1,8 @@
 //! P1, P2, P3 on real servers without faults: concurrent writers whose transactions interleave,
 //! roll back and take savepoints back; both pipelines.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panic")]
-
-mod support;
-
+use crate::support::{finish_and_judge, options, workload};
 use outboxd::sandbox::{Workload, World, WorldOptions};
-use support::{finish_and_judge, options, workload};
 
 async fn relays_everything_once_in_order(options: WorldOptions, load: Workload) {
     let mut world = World::start(options).await.unwrap();

@@ -1,14 +1,10 @@
 //! P1, P3, P4, P5 when the relay is killed: at random moments, under load, and with a dedupe window
 //! that has long passed when it comes back.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panic")]
-
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{drill, finish_and_judge, options, oracle, paced, paced_over};
 use outboxd::sandbox::{Dice, Workload, World, WorldOptions};
-use support::{drill, finish_and_judge, options, oracle, paced, paced_over};
 
 /// Kills the relay `kills` times, spread over the load, each time a random moment after a mark.
 async fn survives_kills(

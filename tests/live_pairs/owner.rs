@@ -1,21 +1,17 @@
 //! P1, P3, P9 while the owner of broker and stream changes things under a running relay:
 //! permissions, passwords, the stream itself, its configuration.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panic")]
-
-mod support;
-
 use std::collections::HashSet;
 use std::time::Duration;
 
+use crate::support::batches;
+use crate::support::look::{edit_stream, publish};
+use crate::support::told::{status, until};
+use crate::support::{SETTLE, finish_and_judge, log_tail, options, workload};
 use async_nats::jetstream;
 use outboxd::sandbox::verdict::Verdict;
 use outboxd::sandbox::{NatsOptions, STREAM, Workload, World, WorldOptions};
 use serde_json::json;
-use support::batches;
-use support::look::{edit_stream, publish};
-use support::told::{status, until};
-use support::{SETTLE, finish_and_judge, log_tail, options, workload};
 
 /// Noticed, and told, within this time.
 const BOUND: Duration = Duration::from_secs(15);
@@ -169,7 +165,7 @@ async fn batches_are_switched_off_and_on() {
             })
             .await;
         }
-        if !support::drill() {
+        if !crate::support::drill() {
             break;
         }
     }

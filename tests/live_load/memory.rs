@@ -1,18 +1,14 @@
 //! P8 on real servers: a transaction far larger than the memory that the relay may use, before a
 //! broker that stands still, then is slow, then sees the relay killed half way.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panic")]
-
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::look::{self, metric, sessions, until};
+use crate::support::{SETTLE, drill, finish_and_judge, log_tail, options, workload};
 use outboxd::sandbox::{
     Broker, Mode, Nats, Postgres, PostgresOptions, Proxy, STREAM, Workload, World, WorldOptions,
     stream,
 };
-use support::look::{self, metric, sessions, until};
-use support::{SETTLE, drill, finish_and_judge, log_tail, options, workload};
 
 /// What the relay may use beyond what it has when idle, in MiB: `memory` (4), twice, since an
 /// allocator keeps about as much again between blocks in use; the WAL queue and the read beside it
