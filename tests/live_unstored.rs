@@ -72,6 +72,40 @@ async fn its_runs_wait_and_no_others(cause: Cause, pipeline: &str) {
     assert!(verdict.is_ok(), "{verdict}");
 }
 
+/// A run that nobody stores has more events than memory may have numbers of: it alone waits.
+#[tokio::test]
+async fn a_flood_that_nobody_stores_stops_no_other_run() {
+    let destination = "kinds = [\"hot\", \"other\"]".into();
+    let options = WorldOptions { relay: "memory = \"4MiB\"".into(), destination, ..options() };
+    let world = World::start(options).await.unwrap();
+    let client = world.postgres.connect().await.unwrap();
+    let broker = world.broker.connect().await.unwrap();
+    let store = |subject: &'static str| {
+        look::edit_stream(&broker, STREAM, move |config| config["subjects"] = [subject].into())
+    };
+    store("events.other").await;
+    let flood = "SELECT outbox.publish('flood', 'hot', id => id, \
+                   payload => format('{\"id\":\"%s\",\"run\":\"flood\",\"n\":%s}', id, n)::json) \
+                 FROM (SELECT n, gen_random_uuid() AS id FROM generate_series(1, 30000) n) r";
+    client.query(flood, &[]).await.unwrap();
+    for n in 1..=20 {
+        publish(&client, &format!("free-{}", n % 4), "other", n).await;
+        until("an event of another run", SETTLE, || async {
+            let messages = stream::state(&broker, STREAM).await.unwrap().messages;
+            let all = i64::try_from(messages).unwrap() == n;
+            all.then_some(()).ok_or_else(|| format!("{messages} of {n}\n{}", log_tail(&world)))
+        })
+        .await;
+    }
+    let handed = look::metric(&world, "outboxd_handed_events_total", "").await.unwrap();
+    assert!(handed >= 30_000.0, "{handed} handed over\n{}", log_tail(&world));
+    store("events.>").await;
+    world.settle(SETTLE).await.unwrap();
+    let verdict = world.judge(&[]).await.unwrap();
+    assert!(verdict.is_ok(), "{verdict}");
+    look::no_slow_run(&world).await;
+}
+
 #[tokio::test]
 async fn an_unstored_subject_stops_only_its_runs_in_batches() {
     its_runs_wait_and_no_others(Cause::Unstored, "").await;

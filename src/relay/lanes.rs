@@ -454,6 +454,12 @@ impl Lanes {
             })
     }
 
+    /// Does nothing of this run go on before the clock, a burial or an operator lets it?
+    pub fn stands(&self, run: RunHash) -> bool {
+        let waits = |lane: &Lane| matches!(lane.gate, Gate::Until(_) | Gate::Burying(_));
+        self.is_blocked(run) || self.lanes.get(&run).is_some_and(waits)
+    }
+
     /// The numbers of all events.
     pub fn numbers(&self) -> impl Iterator<Item = i64> + '_ {
         self.slots.iter().flatten().map(|entry| entry.event.seq)

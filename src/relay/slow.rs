@@ -194,6 +194,7 @@ impl Destination {
             self.remember();
             return Some(Step::Load(waiters));
         }
+        self.waiting.shorten(|run| self.lanes.stands(run));
         let unrecorded: Vec<Waiter> = self.handed_unrecorded().collect();
         let after = self.waiting.read(unrecorded.into_iter())?;
         self.remember();

@@ -5,7 +5,7 @@
 //! Memory holds so many numbers at most. Beyond that the destination is slow as a whole: whatever
 //! WAL brings is handed, and the numbers are read back from the ledger, behind a receipt's id.
 
-mod parked;
+mod outside;
 
 use hashbrown::{HashMap, HashSet};
 use std::collections::{BTreeMap, VecDeque};
@@ -14,6 +14,7 @@ use std::time::Instant;
 use crate::event::RunHash;
 use crate::lsn::Lsn;
 use crate::relay::ranges::RangeSet;
+use outside::Outside;
 
 /// Numbers in memory at which a destination becomes slow as a whole, at most.
 pub const NUMBERS_MAX: usize = 50_000;
@@ -78,10 +79,10 @@ pub struct Waiting {
     held_until: Option<Instant>,
     /// Numbers in memory at which the destination becomes slow as a whole.
     limit: usize,
-    /// Runs whose numbers are not kept; those that have some, with a receipt below all of them.
-    parked: HashMap<RunHash, Option<i64>>,
-    /// From here the ledger is to be read again, when it was read.
-    read_again: Option<i64>,
+    /// Runs whose numbers are not all kept.
+    outside: HashMap<RunHash, Outside>,
+    /// Of these, runs that go on as soon as the ledger was read.
+    returning: Vec<RunHash>,
 }
 
 impl Waiting {
@@ -106,8 +107,8 @@ impl Waiting {
             held: HashMap::new(),
             held_until: None,
             limit,
-            parked: HashMap::new(),
-            read_again: None,
+            outside: HashMap::new(),
+            returning: Vec::new(),
         };
         known.iter().for_each(|waiter| waiting.append(*waiter));
         waiting
@@ -168,7 +169,7 @@ impl Waiting {
         let old = |turn: &Turn| turn.waiter.old;
         let loading = || self.loading.iter().any(|turn| turn.waiter.run == run && old(turn));
         let waits = || self.runs.get(&run).is_some_and(|turns| turns.iter().any(old));
-        self.old_beyond || self.is_left_out(run) || loading() || (self.old > 0 && waits())
+        self.old_beyond || self.may_have_old_outside(run) || loading() || (self.old > 0 && waits())
     }
 
     /// Runs that are slow, as far as memory knows.
@@ -263,9 +264,10 @@ impl Waiting {
     /// that `ready` names. Nothing while others are being read, or while rows are looked for that
     /// go ahead of them.
     pub fn take(&mut self, most: usize, ready: impl Fn(RunHash) -> bool) -> Vec<Waiter> {
-        if self.barren || self.len == 0 || !self.loading.is_empty() {
+        if self.barren || !self.loading.is_empty() {
             return Vec::new();
         }
+        self.bring_back(&ready);
         let mut after = i64::MIN;
         while self.loading.len() < most {
             let Some((&ordinal, &run)) = self.fronts.range(after..).next() else { break };
@@ -314,7 +316,8 @@ impl Waiting {
 
     /// May there be something to take, or to read from the ledger?
     pub fn wants(&self) -> bool {
-        let takes = self.len > 0 && !self.barren && self.loading.is_empty();
+        let some = self.len > 0 || !self.outside.is_empty();
+        let takes = some && !self.barren && self.loading.is_empty();
         takes || (self.beyond.is_some() && !self.reading && self.len <= self.limit / 2)
     }
 
@@ -353,6 +356,7 @@ impl Waiting {
         if seqs.is_empty() || self.len == 0 {
             return 0;
         }
+        self.barren = false;
         let before = self.len;
         let mut left: Vec<Turn> = self.runs.drain().flat_map(|(_, turns)| turns).collect();
         left.retain(|turn| !seqs.contains(turn.waiter.seq));
@@ -391,10 +395,8 @@ impl Waiting {
         known: &HashSet<i64>,
     ) {
         self.reading = false;
-        let again = self.read_again.take();
-        self.beyond = Some(upto).filter(|_| !complete).into_iter().chain(again).min();
-        let all_old = waiters.iter().all(|waiter| waiter.old);
-        self.old_beyond &= again.is_some() || (!complete && all_old);
+        self.beyond = Some(upto).filter(|_| !complete);
+        self.old_beyond &= !complete && waiters.iter().all(|waiter| waiter.old);
         let tail = std::mem::take(&mut self.tail);
         let tail = tail.iter().filter(|_| complete);
         let mut seen = HashSet::new();
@@ -404,13 +406,14 @@ impl Waiting {
                 self.append(*waiter);
             }
         }
+        self.take_back();
     }
 
     /// The ledger could not be read.
     pub fn read_failed(&mut self) {
         self.reading = false;
         self.tail.clear();
-        self.beyond = self.beyond.into_iter().chain(self.read_again.take()).min();
+        self.take_back();
     }
 }
 

@@ -237,7 +237,7 @@ proptest! {
     #[test]
     fn order_is_kept_and_nothing_is_lost(
         limit in 1usize..8,
-        steps in prop::collection::vec((0u8..12, 0..RUNS, 0usize..6), 1..150),
+        steps in prop::collection::vec((0u8..13, 0..RUNS, 0usize..6), 1..150),
     ) {
         let mut world = World::new(limit);
         for (step, run, count) in steps {
@@ -256,6 +256,7 @@ proptest! {
                 8 => world.record(),
                 9 => world.read(),
                 10 => world.run_statement(),
+                11 => world.waiting.shorten(|run| some.contains(&run.0)),
                 _ if count == 0 => world.found(run),
                 _ => world.was_read(count == 1),
             }
@@ -294,6 +295,45 @@ fn a_run_whose_lane_waits_for_the_clock_is_not_taken_before() {
     waiting.release(now + Duration::from_secs(9));
     assert!(waiting.wants() && waiting.held_until().is_none());
     assert_eq!(waiting.take(9, |_| true), [waiter(1, 1), waiter(3, 1)]);
+}
+
+#[test]
+fn a_run_that_stands_still_leaves_room_and_comes_back_in_order() {
+    let now = Instant::now();
+    let mut waiting = Waiting::new(&[], None, false, 8);
+    waiting.hold(RunHash(1), now + Duration::from_secs(9));
+    let first: Vec<Waiter> = (1..=10).map(|seq| waiter(seq, 1)).collect();
+    first.iter().for_each(|waiter| waiting.hand(*waiter, 3));
+    assert!(waiting.is_slow(RunHash(2)) && waiting.take(9, |_| true).is_empty());
+    assert!(!waiting.wants(), "full");
+    waiting.shorten(|_| false);
+    assert_eq!((waiting.len(), waiting.read(std::iter::empty())), (2, Some(3)));
+    waiting.was_read(&[waiter(9, 1), waiter(10, 1), waiter(11, 2)], 5, true, &HashSet::new());
+    assert_eq!(waiting.take(9, |_| true), [waiter(11, 2)]);
+    waiting.loaded(1);
+    assert!(waiting.is_slow(RunHash(1)) && !waiting.is_slow(RunHash(2)));
+    assert_eq!(waiting.slow_runs(), 1);
+    waiting.release(now + Duration::from_secs(9));
+    assert_eq!(waiting.take(9, |_| true), [waiter(1, 1), waiter(2, 1)]);
+    waiting.loaded(2);
+    assert!(waiting.take(9, |_| true).is_empty() && waiting.is_slow(RunHash(1)));
+    assert_eq!(waiting.read(std::iter::empty()), Some(0));
+    waiting.was_read(&first, 4, false, &[1, 2].into());
+    assert_eq!(waiting.take(9, |_| true), first[2..]);
+}
+
+/// A reading that began behind what a run has in the ledger alone brings none of its later numbers.
+#[test]
+fn a_run_that_goes_on_while_the_ledger_is_read_keeps_its_order() {
+    let mut waiting = Waiting::new(&[waiter(1, 1)], Some(7), false, 8);
+    waiting.park(RunHash(1));
+    assert_eq!(waiting.read(std::iter::empty()), Some(7));
+    waiting.unpark(RunHash(1));
+    waiting.was_read(&[waiter(5, 1)], 9, true, &HashSet::new());
+    assert!(waiting.take(9, |_| true).is_empty());
+    assert_eq!(waiting.read(std::iter::empty()), Some(0));
+    waiting.was_read(&[waiter(1, 1), waiter(5, 1)], 9, true, &HashSet::new());
+    assert_eq!(waiting.take(9, |_| true), [waiter(1, 1), waiter(5, 1)]);
 }
 
 #[test]
