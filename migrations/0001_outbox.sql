@@ -178,7 +178,7 @@ COMMENT ON COLUMN outbox.receipt.last_lsn IS
 COMMENT ON COLUMN outbox.receipt.stream_seq IS
     'Stream sequence of the last message of the flush, and beside it that message''s id.';
 COMMENT ON COLUMN outbox.receipt.floor_seq IS
-    'Nothing of ours in the stream at or below this sequence has an unknown outcome.';
+    'Nothing of ours in the stream at or below this sequence has an unknown outcome; in a merged receipt: had, before its first part.';
 COMMENT ON COLUMN outbox.receipt.handed_seqs IS
     'Only `handed`: the numbers in commit order, and beside them their runs'' hashes.';
 

@@ -90,7 +90,9 @@ COMMENT ON FUNCTION outbox.open_gap IS 'Rows were committed that no slot will br
 -- The stream lost what it stored behind `upto`: what receipts say of messages there does not hold. Their
 -- numbers are undecided, and so are those that wait, which would be ahead of them in the run otherwise:
 -- all of them are found by the next look, and sent in the order of their numbers, unless the stream
--- has them after all, which Resume finds out first. A new receipt says from where it reads.
+-- has them after all, which Resume finds out first. A new receipt says from where it reads: acks come
+-- in any order, so messages of a receipt that is withdrawn can be as far down as the floor that held
+-- before it was written. One flush writes several receipts with one floor, but only one `published`.
 CREATE FUNCTION outbox.withdraw(
     of_relay text, of_destination text, of_created text, upto bigint, upto_msg_id text
 ) RETURNS TABLE (receipts bigint, events bigint, letters bigint)
@@ -98,9 +100,11 @@ CREATE FUNCTION outbox.withdraw(
     SET search_path = pg_catalog, pg_temp
 AS $withdraw$
 DECLARE
-    back  int8multirange;
-    since timestamptz;
+    back   int8multirange;
+    since  timestamptz;
     newest outbox.receipt;
+    before outbox.receipt;
+    oldest record;
 BEGIN
     -- No compaction meanwhile: it would merge what is sound into what is withdrawn.
     PERFORM pg_advisory_xact_lock(hashtextextended('outboxd compact ' || of_relay, 0));
@@ -110,10 +114,17 @@ BEGIN
      WHERE r.relay = of_relay AND r.destination = of_destination
        AND r.stream_created = of_created
      ORDER BY r.id DESC LIMIT 1;
-    -- What was recorded by then is below.
-    SELECT max(r.recorded_at) INTO since FROM outbox.receipt r
+    SELECT min(r.id) AS id, min(r.floor_seq) AS floor_seq, min(r.recorded_at) AS recorded_at
+      INTO oldest FROM outbox.receipt r
      WHERE r.relay = of_relay AND r.destination = of_destination
-       AND r.stream_created = of_created AND r.outcome = 'published' AND r.stream_seq <= upto;
+       AND r.stream_created = of_created AND r.outcome = 'published' AND r.stream_seq > upto;
+    SELECT * INTO before FROM outbox.receipt r
+     WHERE r.relay = of_relay AND r.destination = of_destination
+       AND r.stream_created = of_created AND r.outcome = 'published'
+       AND (oldest.id IS NULL OR r.id < oldest.id)
+     ORDER BY r.id DESC LIMIT 1;
+    -- What was recorded by then is in no receipt that is withdrawn, nor in a part of one.
+    since := least(before.recorded_at, date_bin('5 minutes', oldest.recorded_at, 'epoch'));
     WITH gone AS (
         DELETE FROM outbox.receipt r
          WHERE r.relay = of_relay AND r.destination = of_destination
@@ -139,12 +150,13 @@ BEGIN
                'state', 'redriving', 'by', 'relay',
                'why', 'the stream lost messages that it had acknowledged'))
      WHERE l.relay = of_relay AND l.destination = of_destination AND l.state = 'redriven'
-       AND l.state_changed_at >= coalesce(since, '-infinity');
+       AND (before.id IS NULL OR l.state_changed_at >= since);
     GET DIAGNOSTICS letters = ROW_COUNT;
     INSERT INTO outbox.receipt (relay, generation, destination, outcome, seqs, events, stream,
                                 stream_created, stream_seq, stream_msg_id, floor_seq)
     VALUES (of_relay, newest.generation, of_destination, 'published', '{}', 0, newest.stream,
-            of_created, upto, upto_msg_id, upto);
+            of_created, upto, upto_msg_id,
+            least(upto, oldest.floor_seq, coalesce(before.floor_seq, 0)));
     RETURN NEXT;
 END
 $withdraw$;
@@ -552,8 +564,9 @@ $span$;
 -- Merging keeps the newest receipt of each five minutes and gives it the numbers of the others: with
 -- its higher id no sweep that has come as far as one of the parts misses a number, and with the
 -- highest `last_lsn` it is read at a start for as long as any part would have been. So it need not
--- wait for the slot. Not beyond a handed receipt, though: what was recorded before it says nothing
--- about its numbers.
+-- wait for the slot. Its message is the last one of all parts, and its floor the one that held before
+-- the first of them: nothing that it speaks of is above the one or below the other. Not beyond a handed
+-- receipt, though: what was recorded before it says nothing about its numbers.
 --
 -- Deleting needs all of: older than `keep`; below the slot's restart_lsn, to which a crash can at
 -- most take the slot back; in the frontier already; no row left; no handed receipt that it makes
@@ -643,7 +656,16 @@ BEGIN
         SELECT r.destination, max(r.id) AS id, array_agg(r.id) AS ids,
                least(sum(r.events::bigint), 2147483647)::int AS events,
                least(sum(r.unmatched::bigint), 2147483647)::int AS unmatched,
-               min(r.first_lsn) AS first_lsn, max(r.last_lsn) AS last_lsn
+               min(r.first_lsn) AS first_lsn, max(r.last_lsn) AS last_lsn,
+               max(r.stream_seq) AS stream_seq,
+               (array_agg(r.stream_msg_id
+                          ORDER BY r.stream_seq DESC, r.stream_msg_id DESC))[1] AS stream_msg_id,
+               least(min(r.floor_seq), coalesce(
+                   (SELECT b.floor_seq FROM outbox.receipt b
+                     WHERE b.relay = of_relay AND b.destination = r.destination
+                       AND b.stream_created = r.stream_created AND b.outcome = 'published'
+                       AND b.id < min(r.id)
+                     ORDER BY b.id DESC LIMIT 1), 0)) AS floor_seq
           FROM outbox.receipt r
          WHERE r.relay = of_relay AND r.destination = ANY (places) AND r.id = ANY (ids)
            AND r.outcome <> 'handed'
@@ -680,7 +702,9 @@ BEGIN
                                WHERE p.relay = of_relay AND p.destination = s.destination
                                  AND p.id = ANY (s.ids)),
                events = s.events, unmatched = s.unmatched,
-               first_lsn = s.first_lsn, last_lsn = s.last_lsn
+               first_lsn = s.first_lsn, last_lsn = s.last_lsn,
+               stream_seq = s.stream_seq, stream_msg_id = s.stream_msg_id,
+               floor_seq = s.floor_seq
           FROM slices s
          WHERE r.relay = of_relay AND r.destination = s.destination AND r.id = s.id)
     SELECT count(*) INTO merged FROM parts;

@@ -268,7 +268,9 @@ impl Ledger {
 /// Handed over first: what is final stands behind it, also when one flush has both.
 fn receipts(place: &Place, draft: &ReceiptDraft) -> Vec<Receipt> {
     let decided = &draft.decided;
-    let last = draft.last.as_ref();
+    // What Resume found for certain can be behind the last ack: then no message is named.
+    let is_behind = decided.published_events > 0;
+    let last = draft.last.as_ref().filter(|last| !is_behind || last.stream_seq >= draft.known);
     let stream_seq = last.map_or(draft.known, |last| last.stream_seq);
     let stream_msg_id = last.map(|last| place.message_id(&last.id)).unwrap_or_default();
     let receipt = |outcome, seqs: &RangeSet, events, unmatched| Receipt {
@@ -324,3 +326,6 @@ pub fn letter(place: Place, event: Event, fault: Fault, attempts: u32) -> DeadLe
         attempts: u64::from(attempts),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,7 @@ mod frontier;
 mod look;
 mod rows;
 mod waiting;
+mod withdrawn;
 
 use outboxd::config::{ColumnMap, QualifiedName, SourceConfig};
 use outboxd::lsn::Lsn;
