@@ -5,7 +5,8 @@ crash point in one table.
     scripts/drill.py                          all live tests
     scripts/drill.py live_points live_pairs   some
 
-OUTBOXD_TEST_EVENTS is the number of events of a load, 100,000 unless it is set. Exits with 1 when a
+OUTBOXD_TEST_EVENTS is the number of events of a load, 100,000 unless it is set. As many tests run at once
+as there are cores; RUST_TEST_THREADS says otherwise. Exits with 1 when a
 test failed or a crash point was not tried. The output of the tests is in target/drill.log.
 
 What counts as right is said by the tests themselves: a copy that was made where copies are allowed, or
@@ -47,7 +48,9 @@ def main():
     os.environ.setdefault("OUTBOXD_TEST_EVENTS", "100000")
     command = ["cargo", "test", "--locked", "--no-fail-fast"]
     command += [word for test in tests for word in ("--test", test)]
-    command += ["--", "--test-threads", "1", "--nocapture"]
+    # One for each core: a test loads the servers, and waits for clocks as well.
+    threads = os.environ.get("RUST_TEST_THREADS", str(os.cpu_count() or 1))
+    command += ["--", "--test-threads", threads, "--nocapture"]
     LOG.parent.mkdir(exist_ok=True)
     rows, counts, interrupted = [], [0, 0], False
     start = time.monotonic()
