@@ -128,8 +128,6 @@ const LINES_MAX: usize = 500;
 /// Longer files, each with its reason.
 const LONG: &[(&str, &str)] = &[
     ("src/relay/destination.rs", "the procedure after an unknown outcome is read in one place"),
-    ("src/relay/lanes.rs", "one data structure: every method keeps what the others rely on"),
-    ("src/relay/machine.rs", "inputs and actions stand beside what is made of them"),
     ("tests/simulation/world.rs", "the clock, and all that happens on it"),
     ("src/relay/machine/tests.rs", "scenes, each by itself: nobody reads them in a row"),
 ];

@@ -4,11 +4,13 @@ use bytes::Bytes;
 
 use super::*;
 use crate::config::Filter;
-use crate::event::{EventId, RunHash};
+use crate::event::{EventId, Fault, Reason, RunHash};
 use crate::lsn::Position;
 use crate::message::{Envelope, Template};
 use crate::relay::destination::Phase;
-use crate::relay::outcome::{Doubt, Outcome, Pipeline, Refusal, Retention};
+use crate::relay::outcome::{
+    Attempt, Doubt, Floor, Found, Outcome, Pipeline, ReadFrom, Refusal, Retention, StreamFacts,
+};
 use crate::relay::standing::Letters;
 
 pub(crate) const FIRST: DestinationId = DestinationId(0);
