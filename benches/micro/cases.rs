@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use outboxd::config::{ColumnMap, Filter, QualifiedName};
+use outboxd::config::{ColumnMap, QualifiedName};
 use outboxd::decode::{Decoded, Decoder};
 use outboxd::event::Event;
 use outboxd::lsn::Lsn;
@@ -14,7 +14,6 @@ use outboxd::relay::outcome::{
     Answer, Attempt, DestinationId, Floor, Outcome, Pipeline, Retention, StreamFacts,
 };
 use outboxd::relay::ranges::RangeSet;
-use outboxd::relay::standing::Letters;
 use outboxd::relay::{Action, Input, Limits, Relay};
 
 use crate::frames;
@@ -138,24 +137,8 @@ struct Core {
 impl Core {
     /// Connected, proven: everything may be sent.
     fn flowing() -> Core {
-        let spec = DestinationSpec {
-            name: "events".to_owned(),
-            filter: Filter::default(),
-            envelope: envelope(),
-            max_in_flight: 4_000,
-            recorded: RangeSet::default(),
-            recorded_to: Lsn::ZERO,
-            floor: Some(Floor { created: CREATED.to_owned(), seq: 0 }),
-            recorded_known: 0,
-            recorded_newest: None,
-            highest: i64::MIN,
-            recorded_id: 0,
-            handed: RangeSet::default(),
-            waiting: Vec::new(),
-            waiting_beyond: None,
-            gap: false,
-            letters: Letters::default(),
-        };
+        let floor = Some(Floor { created: CREATED.to_owned(), seq: 0 });
+        let spec = DestinationSpec { floor, ..DestinationSpec::new("events", envelope(), 4_000) };
         let limits = Limits {
             memory_bytes: 32 << 20,
             receipt_interval: Duration::ZERO,

@@ -49,6 +49,30 @@ pub struct DestinationSpec {
     pub letters: Letters,
 }
 
+impl DestinationSpec {
+    /// A destination of which the ledger knows nothing, and which takes every event.
+    pub fn new(name: &str, envelope: Envelope, max_in_flight: usize) -> DestinationSpec {
+        DestinationSpec {
+            name: name.to_owned(),
+            filter: Filter::default(),
+            envelope,
+            max_in_flight,
+            recorded: RangeSet::default(),
+            recorded_to: Lsn::ZERO,
+            floor: None,
+            recorded_known: 0,
+            recorded_newest: None,
+            highest: i64::MIN,
+            recorded_id: 0,
+            handed: RangeSet::default(),
+            waiting: Vec::new(),
+            waiting_beyond: None,
+            gap: false,
+            letters: Letters::default(),
+        }
+    }
+}
+
 /// What the core must know of a destination's dead letters.
 #[derive(Debug, Clone, Default)]
 pub struct Letters {

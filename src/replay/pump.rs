@@ -10,7 +10,7 @@ use tokio_util::task::TaskTracker;
 use super::feed::Feed;
 use super::pace::{Pace, Rate};
 use super::{End, Progress};
-use crate::config::{Config, DestinationConfig, Filter, PipelineChoice};
+use crate::config::{Config, DestinationConfig, PipelineChoice};
 use crate::error::{Failure, Fate, Kind};
 use crate::lsn::Lsn;
 use crate::message::Envelope;
@@ -20,7 +20,7 @@ use crate::relay::destination::{Destination, DestinationSpec};
 use crate::relay::machine::{Limits, ProtocolViolation, ReceiptDraft, Verified};
 use crate::relay::outcome::{Answer, DestinationId, Outcome, Resumed};
 use crate::relay::ranges::RangeSet;
-use crate::relay::standing::{Counts, Letters};
+use crate::relay::standing::Counts;
 use crate::relay::{Action, Input, Relay};
 use crate::run::clock;
 use crate::store::replay::{self, Job, Step, Tally, select};
@@ -92,9 +92,11 @@ impl<'a> Replayer<'a> {
             waiting_numbers: 1,
         };
         let undecided_max = rate.undecided_max().min(config.max_in_flight(destination));
+        // The list has been through the destination's filter.
         let spec = DestinationSpec {
-            max_in_flight: undecided_max,
-            ..spec(&destination.name, envelope, job)
+            floor: Some(job.floor.clone()).filter(|floor| !floor.created.is_empty()),
+            recorded_known: job.stream_seq,
+            ..DestinationSpec::new(&destination.name, envelope, undecided_max)
         };
         Ok(Replayer {
             control,
@@ -383,27 +385,5 @@ impl<'a> Replayer<'a> {
     fn hand(&mut self, input: Input) -> Result<(), Failure> {
         let handled = self.relay.handle(clock::now(), input);
         handled.map_err(|ProtocolViolation(what)| Failure::new(Kind::Internal, what))
-    }
-}
-
-fn spec(name: &str, envelope: Envelope, job: &Job) -> DestinationSpec {
-    DestinationSpec {
-        name: name.to_owned(),
-        // The list has been through the destination's filter.
-        filter: Filter::default(),
-        envelope,
-        max_in_flight: 1,
-        recorded: RangeSet::default(),
-        recorded_to: Lsn::ZERO,
-        floor: Some(job.floor.clone()).filter(|floor| !floor.created.is_empty()),
-        recorded_known: job.stream_seq,
-        recorded_newest: None,
-        highest: i64::MIN,
-        recorded_id: 0,
-        handed: RangeSet::default(),
-        waiting: Vec::new(),
-        waiting_beyond: None,
-        gap: false,
-        letters: Letters::default(),
     }
 }

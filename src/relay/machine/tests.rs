@@ -3,7 +3,6 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::config::Filter;
 use crate::event::{EventId, Fault, Reason, RunHash};
 use crate::lsn::Position;
 use crate::message::{Envelope, Template};
@@ -11,7 +10,6 @@ use crate::relay::destination::Phase;
 use crate::relay::outcome::{
     Attempt, Doubt, Floor, Found, Outcome, Pipeline, ReadFrom, Refusal, Retention, StreamFacts,
 };
-use crate::relay::standing::Letters;
 
 pub(crate) const FIRST: DestinationId = DestinationId(0);
 
@@ -38,31 +36,15 @@ pub(crate) fn floor(created: &str, seq: u64) -> Floor {
 }
 
 pub(crate) fn spec(name: &str, floor: Option<Floor>) -> DestinationSpec {
-    DestinationSpec {
-        name: name.to_owned(),
-        filter: Filter::default(),
-        envelope: Envelope {
-            relay: "orders".to_owned(),
-            generation: 1,
-            stream: "EVENTS".to_owned(),
-            template: Template::parse("events.{kind}").unwrap(),
-            id_suffix: None,
-            replay: None,
-        },
-        max_in_flight: 100,
-        recorded: RangeSet::default(),
-        recorded_to: Lsn::ZERO,
-        floor,
-        recorded_known: 0,
-        recorded_newest: None,
-        highest: i64::MIN,
-        recorded_id: 0,
-        handed: RangeSet::default(),
-        waiting: Vec::new(),
-        waiting_beyond: None,
-        gap: false,
-        letters: Letters::default(),
-    }
+    let envelope = Envelope {
+        relay: "orders".to_owned(),
+        generation: 1,
+        stream: "EVENTS".to_owned(),
+        template: Template::parse("events.{kind}").unwrap(),
+        id_suffix: None,
+        replay: None,
+    };
+    DestinationSpec { floor, ..DestinationSpec::new(name, envelope, 100) }
 }
 
 pub(crate) fn facts(created: &str, last_seq: u64, pipeline: Pipeline) -> StreamFacts {
