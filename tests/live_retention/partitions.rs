@@ -127,7 +127,8 @@ async fn settled_partitions_are_dropped_whole() {
     assert!(!objects(&steps, StepKind::Dropped).contains(&young.as_str()));
 }
 
-/// Longest time that an INSERT may wait.
+/// Longest time that an INSERT may wait, beyond what it waits where nothing goes on: a busy machine
+/// keeps any statement waiting.
 const WAIT_MAX: Duration = Duration::from_millis(200);
 
 /// Application transactions are open in the oldest and the newest partition. Both kinds of DDL go
@@ -147,6 +148,7 @@ async fn no_insert_waits_while_partitions_come_and_go() {
                             ('r', 'k', now()), ('r', 'k', now() + interval '30 days'); \
                  SELECT count(*) FROM outbox.event";
     open.batch_execute(begin).await.unwrap();
+    place.client.batch_execute("CREATE TABLE public.elsewhere (n int)").await.unwrap();
 
     let stop = CancellationToken::new();
     let writer = async |sql: &'static str| {
@@ -164,6 +166,7 @@ async fn no_insert_waits_while_partitions_come_and_go() {
     let today = "SELECT outbox.publish('w', 'k', '{}')";
     let far = "INSERT INTO outbox.event (run_id, kind, created_at) \
                VALUES ('w', 'k', now() + interval '300 days')";
+    let elsewhere = "INSERT INTO public.elsewhere VALUES (1)";
     let upkeep = async {
         let client = place.postgres.connect().await.unwrap();
         settle(&client).await.unwrap();
@@ -182,14 +185,14 @@ async fn no_insert_waits_while_partitions_come_and_go() {
         // The row in the oldest partition is rolled back: what was settled stays so.
         open.batch_execute("ROLLBACK").await.unwrap();
     };
-    let (first, second, (steps, summary), ()) =
-        tokio::join!(writer(today), writer(far), upkeep, application);
-    println!("INSERTs today {first:?}, far ahead {second:?}; {summary:?}");
+    let (first, second, usual, (steps, summary), ()) =
+        tokio::join!(writer(today), writer(far), writer(elsewhere), upkeep, application);
+    println!("INSERTs today {first:?}, far ahead {second:?}, elsewhere {usual:?}; {summary:?}");
     assert_eq!(summary.partitions_made, 14, "{steps:?}");
     assert_eq!(objects(&steps, StepKind::Dropped), [oldest]);
     for (longest, count) in [first, second] {
         assert!(count > 100, "{count} INSERTs");
-        assert!(longest < WAIT_MAX, "an INSERT waited for {longest:?}");
+        assert!(longest < WAIT_MAX + usual.0, "an INSERT waited for {longest:?}");
     }
 }
 
