@@ -143,7 +143,7 @@ kinds! {
         "add the subjects to the stream's configuration, or change `subject`";
     /// The stream's configuration can't keep order with the configured pipeline.
     StreamPipeline "stream-pipeline" Setup
-        "set allow_batched on the stream (nats-server 2.14 or newer), or `pipeline = \"auto\"`";
+        "set allow_batched on the stream (nats-server 2.14 or newer), or `pipeline = \"auto\"`: the fastest that works";
     /// The stream is of a kind that can't be published to in order.
     StreamUnfit "stream-unfit" Setup
         "name another stream: one that stores what is published to it under its own subject, and acknowledges it";

@@ -9,11 +9,11 @@ mod support;
 use std::time::Duration;
 
 use outboxd::sandbox::{
-    Broker, Dice, Mode, Nats, NatsOptions, Postgres, PostgresOptions, Proxy, Workload, World,
-    WorldOptions,
+    Broker, Dice, Mode, Nats, NatsOptions, Postgres, PostgresOptions, Proxy, STREAM, Workload,
+    World, WorldOptions,
 };
 use support::look::metric;
-use support::{drill, finish_and_judge, options, paced, paced_over};
+use support::{SEQUENCE, drill, finish_and_judge, log_tail, options, paced, paced_over};
 
 const PER_RUN: &str = "pipeline = \"per-run\"\n";
 
@@ -73,6 +73,18 @@ async fn nats_server_is_killed_with_one_event_of_a_run_in_flight() {
 #[tokio::test]
 async fn nats_server_and_relay_are_killed_with_the_one_event_of_the_one_run_in_flight() {
     let options = WorldOptions { destination: PER_RUN.to_owned(), ..options() };
+    survives_broker_kills(options, Workload { runs: 1, ..paced() }, Some(Duration::ZERO)).await;
+}
+
+#[tokio::test]
+async fn nats_server_is_killed_under_load_in_sequence() {
+    let options = WorldOptions { destination: SEQUENCE.to_owned(), ..options() };
+    survives_broker_kills(options, Workload { runs: 1_000, ..paced() }, None).await;
+}
+
+#[tokio::test]
+async fn nats_server_and_relay_are_killed_under_load_of_one_run_in_sequence() {
+    let options = WorldOptions { destination: SEQUENCE.to_owned(), ..options() };
     survives_broker_kills(options, Workload { runs: 1, ..paced() }, Some(Duration::ZERO)).await;
 }
 
@@ -155,6 +167,12 @@ async fn answers_are_lost_outside_the_window_with_one_event_of_a_run_in_flight()
     survives_lost_answers(PER_RUN, create, Duration::from_millis(2_500)).await;
 }
 
+#[tokio::test]
+async fn answers_are_lost_outside_the_window_in_sequence() {
+    let create = "duplicate_window = \"500ms\"";
+    survives_lost_answers(SEQUENCE, create, Duration::from_millis(2_500)).await;
+}
+
 /// Slow is not broken, and nothing is sent twice.
 async fn survives_a_slow_way(destination: &str, mode: Mode, events: u64) {
     let (world, proxy) = behind_a_proxy(destination, "duplicate_window = \"500ms\"").await;
@@ -174,8 +192,52 @@ async fn answers_take_their_time_with_one_event_of_a_run_in_flight() {
     survives_a_slow_way(PER_RUN, Mode::Delay(Duration::from_millis(50)), 2_000).await;
 }
 
+#[tokio::test]
+async fn answers_take_their_time_in_sequence() {
+    survives_a_slow_way(SEQUENCE, Mode::Delay(Duration::from_millis(200)), 5_000).await;
+}
+
 /// So thin that a window of messages takes longer than the relay waits for an answer.
 #[tokio::test]
 async fn the_line_is_thin() {
     survives_a_slow_way("ack_timeout = \"1s\"", Mode::Narrow(100_000), 2_000).await;
+}
+
+#[tokio::test]
+async fn the_line_is_thin_in_sequence() {
+    let destination = format!("ack_timeout = \"1s\"\n{SEQUENCE}");
+    survives_a_slow_way(&destination, Mode::Narrow(100_000), 2_000).await;
+}
+
+/// Somebody else writes the stream that should be the relay's alone: now and then, and without end.
+#[tokio::test]
+async fn others_write_an_exclusive_stream() {
+    let options = WorldOptions {
+        destination: SEQUENCE.to_owned(),
+        // Nothing but the sequence and what Resume reads avoids copies.
+        create: "duplicate_window = \"500ms\"".to_owned(),
+        ..options()
+    };
+    let world = World::start(options).await.unwrap();
+    let sampling = world.sample().await.unwrap();
+    let load = paced();
+    let events = load.events;
+    let mut load = world.load(load);
+    let context = async_nats::jetstream::new(world.broker.connect().await.unwrap());
+    let stream = context.get_stream(STREAM).await.unwrap();
+    let mut theirs = Vec::new();
+    for nth in 0..200 {
+        // Three by themselves, the rest one behind the other.
+        load.reach(events * u64::min(nth, 3) / 5).await;
+        let ack = context.publish("events.theirs", "x".into()).await.unwrap();
+        theirs.push(ack.await.unwrap().sequence);
+    }
+    // The verdict is on what the relay stored.
+    for sequence in theirs {
+        stream.delete_message(sequence).await.unwrap();
+    }
+    finish_and_judge(&world, load, sampling).await;
+    let log = world.relay.log();
+    assert!(log.contains("somebody else writes stream"), "{}", log_tail(&world));
+    assert!(log.contains("per-run"), "{}", log_tail(&world));
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use outboxd::sandbox::{STREAM, World, WorldOptions, stream};
 use support::look::{self, publish, until};
-use support::{SETTLE, log_tail, options};
+use support::{SEQUENCE, SETTLE, log_tail, options};
 
 const PER_RUN: &str = "pipeline = \"per-run\"";
 
@@ -117,6 +117,11 @@ async fn an_unstored_subject_stops_only_its_runs_per_run() {
 }
 
 #[tokio::test]
+async fn an_unstored_subject_stops_only_its_runs_in_sequence() {
+    its_runs_wait_and_no_others(Cause::Unstored, SEQUENCE).await;
+}
+
+#[tokio::test]
 async fn a_silent_subject_stops_only_its_runs_in_batches() {
     its_runs_wait_and_no_others(Cause::Silent, "").await;
 }
@@ -124,4 +129,9 @@ async fn a_silent_subject_stops_only_its_runs_in_batches() {
 #[tokio::test]
 async fn a_silent_subject_stops_only_its_runs_per_run() {
     its_runs_wait_and_no_others(Cause::Silent, PER_RUN).await;
+}
+
+#[tokio::test]
+async fn a_silent_subject_stops_only_its_runs_in_sequence() {
+    its_runs_wait_and_no_others(Cause::Silent, SEQUENCE).await;
 }

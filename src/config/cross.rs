@@ -1,9 +1,9 @@
 //! Rules that join several keys. Pure.
 
 use super::given::Scope;
-use super::keys::{self, Spec};
+use super::keys::{self, Section, Spec};
 use super::read::Reader;
-use super::{ColumnMap, DestinationConfig};
+use super::{ColumnMap, DestinationConfig, PipelineChoice};
 
 /// Longest name of a slot or publication, bytes.
 const NAME_MAX: usize = 63;
@@ -64,6 +64,32 @@ pub(super) fn columns(reader: &mut Reader, scope: Scope, map: &ColumnMap, marks:
             let wrong = format!("names the column that {} has", twin.name);
             let at_fault = if reader.is_given(scope, spec) { spec } else { twin };
             reader.wrong(scope, at_fault, &wrong, "another column, or false");
+        }
+    }
+}
+
+/// Only the owner can know that nobody else writes a stream.
+pub(super) fn exclusive(
+    reader: &mut Reader,
+    scope: Scope,
+    pipeline: Option<PipelineChoice>,
+    exclusive: Option<bool>,
+) {
+    if pipeline == Some(PipelineChoice::Sequence) && exclusive == Some(false) {
+        let wrong = "is for a stream that this destination alone writes";
+        let right = "exclusive = true beside it if that is so, or another pipeline";
+        reader.wrong(scope, &keys::PIPELINE.spec, wrong, right);
+    }
+}
+
+/// A stream that two destinations write is none's alone.
+pub(super) fn alone(reader: &mut Reader, destinations: &[DestinationConfig]) {
+    for (at, one) in destinations.iter().enumerate().filter(|(_, one)| one.exclusive) {
+        let twin = destinations.iter().find(|other| one.name != other.name && one.is_beside(other));
+        if let Some(twin) = twin {
+            let scope = Scope { section: Section::Destination, destination: Some(at) };
+            let wrong = format!("is not so: destination {} writes the stream, too", twin.name);
+            reader.wrong(scope, &keys::EXCLUSIVE.spec, &wrong, "false, or another stream");
         }
     }
 }

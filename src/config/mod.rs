@@ -209,6 +209,8 @@ pub struct DestinationConfig {
     pub required: bool,
     /// Which pipeline to use.
     pub pipeline: PipelineChoice,
+    /// Does nobody else write the stream?
+    pub exclusive: bool,
     /// What becomes of a run whose event can't be published.
     pub on_dead_letter: OnDeadLetter,
     /// Silence that makes an outcome unknown (5 s).
@@ -246,6 +248,8 @@ pub enum PipelineChoice {
     Auto,
     /// Batches or nothing.
     Batch,
+    /// Each message behind the one before it, or nothing.
+    Sequence,
     /// One event of a run in flight.
     PerRun,
 }

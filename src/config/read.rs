@@ -173,6 +173,9 @@ impl Reader {
                 health: HealthConfig { max_lag: health? },
             })
         })();
+        if let Some(config) = &whole {
+            cross::alone(&mut self, &config.destinations);
+        }
         match whole {
             Some(mut config) if self.given.faults.is_empty() => {
                 cross::share_streams(&mut config.destinations);
@@ -288,6 +291,8 @@ impl Reader {
         };
         let required = self.get(scope, &keys::REQUIRED);
         let pipeline = self.get(scope, &keys::PIPELINE);
+        let exclusive = self.get(scope, &keys::EXCLUSIVE);
+        cross::exclusive(self, scope, pipeline, exclusive);
         let on_dead_letter = self.get(scope, &keys::ON_DEAD_LETTER);
         let ack_timeout = self.get(scope, &keys::ACK_TIMEOUT);
         let max_in_flight = self.get(scope, &keys::MAX_IN_FLIGHT);
@@ -316,6 +321,7 @@ impl Reader {
             filter,
             required: required?,
             pipeline: pipeline?,
+            exclusive: exclusive?,
             on_dead_letter: on_dead_letter?,
             ack_timeout: ack_timeout?,
             max_in_flight: usize::try_from(max_in_flight?).ok()?,

@@ -281,6 +281,21 @@ fn destinations_that_share_a_stream_know_it() {
 }
 
 #[test]
+fn a_stream_is_ones_own_by_the_owners_word_alone() {
+    let with = |lines: &str| faults(&format!("{SMALL}{lines}"));
+    assert_eq!(with("pipeline = 'sequence'\n"), ["t.toml:9:12 destination.events.pipeline"]);
+    let config = parse(&format!("{SMALL}pipeline = 'sequence'\nexclusive = true\n")).unwrap();
+    let destination = &config.destinations[0];
+    assert_eq!((destination.pipeline, destination.exclusive), (PipelineChoice::Sequence, true));
+    let other = |stream: &str| {
+        let table = "[destination.more]\nservers = ['nats://localhost:4222']";
+        format!("exclusive = true\n{table}\nstream = '{stream}'\n")
+    };
+    assert_eq!(with(&other("EVENTS")), ["t.toml:9:13 destination.events.exclusive"]);
+    assert!(parse(&format!("{SMALL}{}", other("OTHER"))).is_ok());
+}
+
+#[test]
 fn destinations_have_names_of_their_own() {
     let table =
         |name: &str| format!("[destination.{name}]\nservers = ['nats://b']\nstream = 'B'\n");

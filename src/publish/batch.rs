@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::ack::{Reply, ServerError};
 use super::outcome::{End, Said, Verdict, judge};
+use super::pipe::Step;
 use crate::message::{Message, push_decimal};
 use crate::relay::outcome::{Answer, Attempt};
 
@@ -29,22 +30,6 @@ const START: u8 = 0;
 const APPEND: u8 = 1;
 const COMMIT: u8 = 2;
 const END: u8 = 3;
-
-/// What to do about an answer.
-#[derive(Debug)]
-pub(super) enum Step {
-    /// Nothing, or wait for more.
-    Nothing,
-    /// Send an empty message that ends the batch.
-    End {
-        /// Any subject of the stream.
-        subject: String,
-        /// Its reply subject.
-        reply: String,
-    },
-    /// The batch is over.
-    Settled(Settled),
-}
 
 /// An ended batch.
 #[derive(Debug)]

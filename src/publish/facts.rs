@@ -5,12 +5,16 @@ use serde::Deserialize;
 use std::time::Duration;
 
 use super::connect::ServerFacts;
+use super::sequence::FENCE_BYTES;
 use crate::config::{DestinationConfig, PipelineChoice};
 use crate::error::{Failure, Kind};
 use crate::relay::outcome::{Pipeline, Retention, StreamFacts};
 
 /// First server with fast-ingest batches.
 pub(super) const BATCH_SINCE: (u32, u32) = (2, 14);
+/// First server that compares the expected sequence before it proposes a message to replicas; see
+/// `sequence`.
+const SEQUENCE_WITH_REPLICAS_SINCE: (u32, u32) = (2, 12);
 
 /// The answer to STREAM.INFO, as far as it matters here.
 #[derive(Debug, Clone, Deserialize)]
@@ -45,6 +49,10 @@ pub(super) struct StreamConfig {
     pub(super) allow_batched: bool,
     #[serde(default)]
     pub(super) allow_msg_counter: bool,
+    #[serde(default)]
+    pub(super) sources: Vec<serde_json::Value>,
+    #[serde(default)]
+    pub(super) subject_delete_marker_ttl: i64,
     pub(super) mirror: Option<serde_json::Value>,
     pub(super) subject_transform: Option<serde_json::Value>,
 }
@@ -75,6 +83,7 @@ pub(super) fn facts(
         ));
     }
     let nanos = u64::try_from(info.config.duplicate_window).unwrap_or(0);
+    let fence = if pipeline == Pipeline::Sequence { FENCE_BYTES } else { 0 };
     Ok(StreamFacts {
         stream: config.stream.clone(),
         created: info.created.clone(),
@@ -82,8 +91,8 @@ pub(super) fn facts(
         retention,
         last_seq: info.state.last_seq,
         first_seq: info.state.first_seq,
-        max_message_bytes: max_message_bytes(&info.config, server),
-        max_payload_bytes: server.max_payload,
+        max_message_bytes: max_message_bytes(&info.config, server).saturating_sub(fence),
+        max_payload_bytes: server.max_payload.saturating_sub(fence),
         duplicate_window: Duration::from_nanos(nanos),
         server_version: server.version.clone(),
         pipeline,
@@ -135,30 +144,98 @@ fn choose(
     server: &ServerFacts,
     config: &DestinationConfig,
 ) -> Result<(Pipeline, String), Failure> {
-    let obstacle = if version(&server.version).is_none_or(|version| version < BATCH_SINCE) {
-        let (major, minor) = BATCH_SINCE;
-        let version = &server.version;
-        Some(format!("batches need nats-server {major}.{minor} or newer, this is {version}"))
-    } else if !stream.allow_batched {
-        Some(format!("stream `{}` does not have allow_batched set", config.stream))
-    } else if stream.num_replicas > 1 && Retention::of(&stream.retention) != Retention::Limits {
-        let what = "a batch on several replicas is proven by its last message, which consumers of";
-        Some(format!("{what} retention {} may have taken by then", stream.retention))
-    } else {
-        None
-    };
-    match (config.pipeline, obstacle) {
-        (PipelineChoice::PerRun, _) => {
-            Ok((Pipeline::PerRun, "the configuration asks for it".to_owned()))
-        }
-        (_, None) => {
-            Ok((Pipeline::Batch, format!("the server is {} and takes batches", server.version)))
-        }
-        (PipelineChoice::Auto, Some(obstacle)) => Ok((Pipeline::PerRun, obstacle)),
-        (PipelineChoice::Batch, Some(obstacle)) => {
-            Err(Failure::new(Kind::StreamPipeline, obstacle))
+    let unfit = |obstacle| Err(Failure::new(Kind::StreamPipeline, obstacle));
+    let asked = || "the configuration asks for it".to_owned();
+    let no_batch = || no_batch(stream, server, config);
+    match config.pipeline {
+        PipelineChoice::PerRun => Ok((Pipeline::PerRun, asked())),
+        PipelineChoice::Batch => match no_batch() {
+            None => Ok((Pipeline::Batch, takes_batches(server))),
+            Some(obstacle) => unfit(obstacle),
+        },
+        PipelineChoice::Sequence => match no_sequence(stream, server, config) {
+            None => Ok((Pipeline::Sequence, asked())),
+            Some(obstacle) => unfit(obstacle),
+        },
+        PipelineChoice::Auto => {
+            let Some(obstacle) = no_batch() else {
+                return Ok((Pipeline::Batch, takes_batches(server)));
+            };
+            // Nothing but the owner's word says that nobody else writes a stream.
+            if !config.exclusive {
+                return Ok((Pipeline::PerRun, obstacle));
+            }
+            Ok(match no_sequence(stream, server, config) {
+                None => {
+                    (Pipeline::Sequence, format!("{obstacle}; the stream is this relay's alone"))
+                }
+                Some(other) => (Pipeline::PerRun, format!("{obstacle}; {other}")),
+            })
         }
     }
+}
+
+fn takes_batches(server: &ServerFacts) -> String {
+    format!("the server is {} and takes batches", server.version)
+}
+
+/// Is the server older, as far as is known?
+fn is_before(server: &ServerFacts, since: (u32, u32)) -> bool {
+    version(&server.version).is_none_or(|version| version < since)
+}
+
+fn no_batch(
+    stream: &StreamConfig,
+    server: &ServerFacts,
+    config: &DestinationConfig,
+) -> Option<String> {
+    if is_before(server, BATCH_SINCE) {
+        let (major, minor) = BATCH_SINCE;
+        let version = &server.version;
+        return Some(format!(
+            "batches need nats-server {major}.{minor} or newer, this is {version}"
+        ));
+    }
+    if !stream.allow_batched {
+        return Some(format!("stream `{}` does not have allow_batched set", config.stream));
+    }
+    if stream.num_replicas > 1 && Retention::of(&stream.retention) != Retention::Limits {
+        let what = "a batch on several replicas is proven by its last message, which consumers of";
+        return Some(format!("{what} retention {} may have taken by then", stream.retention));
+    }
+    None
+}
+
+fn no_sequence(
+    stream: &StreamConfig,
+    server: &ServerFacts,
+    config: &DestinationConfig,
+) -> Option<String> {
+    let name = &config.stream;
+    if !config.exclusive {
+        return Some("`sequence` needs `exclusive = true`".to_owned());
+    }
+    if !stream.sources.is_empty() {
+        return Some(format!("`sequence` is not for stream `{name}`, which sources another one"));
+    }
+    if stream.subject_delete_marker_ttl > 0 {
+        let what = "whose server stores markers of its own (subject_delete_marker_ttl)";
+        return Some(format!("`sequence` is not for stream `{name}`, {what}"));
+    }
+    if Retention::of(&stream.retention) != Retention::Limits {
+        // Each duplicate ends what is under way.
+        let what = "where what is stored can't be found again, and is sent again";
+        return Some(format!("`sequence` is not for retention {}, {what}", stream.retention));
+    }
+    if stream.num_replicas > 1 && is_before(server, SEQUENCE_WITH_REPLICAS_SINCE) {
+        let (major, minor) = SEQUENCE_WITH_REPLICAS_SINCE;
+        let what = "keeps what it refused from being stored until the duplicate window is over";
+        return Some(format!(
+            "`sequence` on several replicas needs nats-server {major}.{minor} or newer: {} {what}",
+            server.version
+        ));
+    }
+    None
 }
 
 /// Major and minor number.

@@ -7,14 +7,17 @@ pub mod anchors;
 mod batch;
 mod connect;
 mod facts;
+mod in_flight;
+mod intruders;
 mod login;
 pub mod look;
 mod nats;
 mod outcome;
-mod per_run;
+mod pipe;
 pub mod recovery;
 pub mod rehearsal;
 mod resume;
+mod sequence;
 mod session;
 pub mod streams;
 mod task;
@@ -26,6 +29,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use intruders::Intruders;
 use task::Task;
 
 use crate::config::DestinationConfig;
@@ -62,9 +66,9 @@ pub enum Report {
     /// Connected, and the user may not publish a message's subject. Its answer comes by itself.
     Forbidden(Failure),
     /// What became of attempts, in their order, except where single publishes are answered out of
-    /// order. After an unknown outcome, and in `batch` after a refusal, what is shipped and not yet
-    /// sent is `NotSent` until a Resume succeeds: the core may have shipped more before it hears of
-    /// it.
+    /// order. After an unknown outcome, and in `batch` and `sequence` after a refusal, what is shipped
+    /// and not yet sent is `NotSent` until a Resume succeeds: the core may have shipped more before it
+    /// hears of it.
     Answers(Vec<Answer>),
     /// Answer to [`Order::Resume`], exactly one each.
     Resumed(Result<Resumed, Failure>),
@@ -87,7 +91,8 @@ impl Publisher {
         tasks: &TaskTracker,
     ) -> Publisher {
         let (sender, orders) = mpsc::unbounded_channel();
-        let task = Task { id, config, envelope, reports, orders, stop };
+        let intruders = Intruders::default();
+        let task = Task { id, config, envelope, reports, orders, stop, intruders };
         tasks.spawn(task.run());
         Publisher { orders: sender }
     }

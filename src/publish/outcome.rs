@@ -143,6 +143,8 @@ impl ServerError {
     const HEADERS_TOO_LARGE: u64 = 10097;
     const STORE_FAILED: u64 = 10077;
     const IN_PROGRESS: u64 = 10158;
+    /// Another message is the stream's last than the one that was expected: its sequence, its id.
+    const WRONG_LAST: [u64; 2] = [10071, 10070];
     /// The stream does not take batches.
     pub(super) const BATCH_DISABLED: u64 = 10205;
     /// The server does not know the batch.
@@ -152,6 +154,10 @@ impl ServerError {
     pub(super) fn outcome(&self, replicated: bool) -> Outcome {
         if self.err_code == ServerError::IN_PROGRESS {
             return Outcome::Unknown(Doubt::InProgress);
+        }
+        if self.is_wrong_last() {
+            // While the leader changes two servers can get the message, and the other one store it.
+            return if replicated { Outcome::Unknown(Doubt::Gap) } else { Outcome::NotSent };
         }
         if replicated && !self.is_before_proposal() {
             return Outcome::Unknown(Doubt::ServerError);
@@ -165,6 +171,11 @@ impl ServerError {
             code: self.err_code,
             detail: self.description.clone(),
         })
+    }
+
+    /// Was the message to be stored only behind another one, which was not the stream's last?
+    pub(super) fn is_wrong_last(&self) -> bool {
+        ServerError::WRONG_LAST.contains(&self.err_code)
     }
 
     /// Does the leader answer so before it proposes the message to its replicas? Then it is surely

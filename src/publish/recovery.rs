@@ -62,7 +62,7 @@ impl Desk {
     /// floor names.
     pub async fn read(&self, envelope: &Envelope, floor: Floor) -> Result<Resumed, Failure> {
         let from = ReadFrom { floor, ..ReadFrom::default() };
-        resume(&self.link, &self.config, envelope, &from).await
+        Ok(resume(&self.link, &self.config, envelope, &from).await?.resumed)
     }
 
     /// Publishes one message and waits for its place in the stream.

@@ -57,13 +57,21 @@ const EXPIRED: u16 = 408;
 /// JetStream's "no message found".
 const NO_MESSAGE: u64 = 10037;
 
+/// What was read, and how far the stream reached before: everything of ours up to there is known.
+/// Reading may have gone on behind it, and a message of somebody else may be its last.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub(super) resumed: Resumed,
+    pub(super) reached: u64,
+}
+
 /// Reads the stream from the floor to its end.
 pub(super) async fn resume(
     link: &Link,
     config: &DestinationConfig,
     envelope: &Envelope,
     from: &ReadFrom,
-) -> Result<Resumed, Failure> {
+) -> Result<Read, Failure> {
     let filter = config.subject.filter_subject();
     let mut reader = Reader {
         link,
@@ -74,6 +82,7 @@ pub(super) async fn resume(
         created: String::new(),
         found: Vec::new(),
         read_to: 0,
+        reached: 0,
         replicated: false,
     };
     let mut tries = 0;
@@ -81,8 +90,8 @@ pub(super) async fn resume(
         tries += 1;
         match reader.read_all().await {
             Ok(()) => {
-                let Reader { created, found, read_to: last_seq, .. } = reader;
-                return Ok(Resumed { created, last_seq, found });
+                let Reader { created, found, read_to: last_seq, reached, .. } = reader;
+                return Ok(Read { resumed: Resumed { created, last_seq, found }, reached });
             }
             Err(Trouble::Final(failure)) => return Err(failure),
             Err(Trouble::Again(failure)) if tries >= reader.patience(&failure) => {
@@ -224,6 +233,8 @@ struct Reader<'a> {
     found: Vec<Found>,
     /// Everything up to here is in `found`.
     read_to: u64,
+    /// Where the stream ended when this try began.
+    reached: u64,
     /// Has the stream several replicas?
     replicated: bool,
 }
@@ -233,6 +244,7 @@ impl Reader<'_> {
         let info: StreamInfo =
             self.link.ask(&format!("STREAM.INFO.{}", self.config.stream), None).await?;
         self.replicated = info.config.num_replicas > 1;
+        self.reached = info.state.last_seq;
         if self.created != info.created {
             // Replaced since the last try: what was read is of another stream.
             self.created.clone_from(&info.created);

@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 use tokio::time::{sleep_until, timeout};
 
 use super::ack::{self, ServerError};
-use super::batch::{Batches, Settled, Step};
+use super::batch::Settled;
 use super::connect::{Forbidden, Link, NO_RESPONDERS};
 use super::facts::same_apart_from_state;
 use super::nats::{Delivery, Subscriber};
-use super::outcome::End;
-use super::per_run::InFlight;
-use super::resume::{message_id_at, resume};
+use super::pipe::{Pipe, Stamp, Step, join};
+use super::resume::{Read, message_id_at, resume};
+use super::sequence::Breach;
 use super::task::{Task, read_facts};
 use super::telling::Telling;
 use super::{Order, Report, Shipment};
 use crate::error::{Failure, Kind};
-use crate::relay::outcome::{Answer, Attempt, Outcome, Pipeline, ReadFrom, StreamFacts};
+use crate::relay::outcome::{Answer, Attempt, Outcome, ReadFrom, StreamFacts};
 
 /// Silences in a row, without a word from the server in between, after which the connection is
 /// given up.
@@ -43,11 +43,6 @@ pub(super) enum Ended {
     Changed(StreamFacts),
 }
 
-enum Pipe {
-    Batch(Box<Batches>),
-    PerRun(InFlight),
-}
-
 /// See the module.
 pub(super) struct Session<'a> {
     task: &'a mut Task,
@@ -56,8 +51,8 @@ pub(super) struct Session<'a> {
     facts: StreamFacts,
     pipe: Pipe,
     queue: VecDeque<Shipment>,
-    /// The reply subject of the message at hand.
-    reply: String,
+    /// Of the message at hand.
+    stamp: Stamp,
     answers: Vec<Answer>,
     /// Nothing is sent. At the start, until the first Resume: the queue of orders may hold what
     /// was meant for an earlier connection.
@@ -76,16 +71,8 @@ impl<'a> Session<'a> {
         (inbox, replies): (String, Subscriber),
         facts: StreamFacts,
     ) -> Session<'a> {
-        let replicated = facts.replicas > 1;
-        let pipe = match facts.pipeline {
-            Pipeline::Batch => {
-                let stem = uuid::Uuid::new_v4().simple().to_string();
-                Pipe::Batch(Box::new(Batches::new(inbox, stem, replicated)))
-            }
-            Pipeline::PerRun => {
-                Pipe::PerRun(InFlight::new(inbox, replicated, task.config.max_in_flight.max(1)))
-            }
-        };
+        let now = Instant::now();
+        let pipe = Pipe::new(&facts, inbox, task.config.max_in_flight, now);
         Session {
             task,
             link,
@@ -93,13 +80,13 @@ impl<'a> Session<'a> {
             facts,
             pipe,
             queue: VecDeque::new(),
-            reply: String::new(),
+            stamp: Stamp::default(),
             answers: Vec::new(),
             halted: true,
             resume: None,
             silences: 0,
             stored: false,
-            look_at: Instant::now() + LOOK_EVERY,
+            look_at: now + LOOK_EVERY,
             telling: Telling::default(),
         }
     }
@@ -128,7 +115,7 @@ impl<'a> Session<'a> {
                 self.read_back(from).await?;
             }
             // Before the next batch: under load there is no other moment without one.
-            if self.may_look()
+            if self.pipe.may_look()
                 && Instant::now() >= self.look_at
                 && let Some(changed) = self.look().await?
             {
@@ -136,10 +123,10 @@ impl<'a> Session<'a> {
             }
             self.send_queued().await?;
             self.flush_answers();
-            let look_at = self.may_look().then_some(self.look_at);
+            let look_at = self.pipe.may_look().then_some(self.look_at);
             let wake = self.deadline().into_iter().chain(look_at).min();
             let wake = wake.unwrap_or_else(|| Instant::now() + LOOK_EVERY);
-            let more = !self.halted && !self.queue.is_empty() && self.takes_next();
+            let more = !self.halted && !self.queue.is_empty() && self.pipe.takes_next();
             // Results before new work, and an answer that is there before its deadline.
             tokio::select! {
                 biased;
@@ -176,36 +163,33 @@ impl<'a> Session<'a> {
         let result = resume(self.link, config, envelope, &from).await;
         let mut ended = None;
         match &result {
-            Ok(resumed) if resumed.created == self.facts.created => self.halted = false,
+            Ok(Read { resumed, reached }) if resumed.created == self.facts.created => {
+                self.pipe.begin_behind(resumed.last_seq.max(*reached));
+                self.halted = false;
+            }
             // Replaced since it was announced: the facts are those of another stream.
             Ok(_) => self.look_at = Instant::now(),
             Err(_) => ended = self.link.broken(),
         }
         self.flush_answers();
-        self.task.report(Report::Resumed(result));
+        self.task.report(Report::Resumed(result.map(|read| read.resumed)));
         ended.map_or(Ok(()), Err)
     }
 
     async fn send_queued(&mut self) -> Result<(), Failure> {
         let mut now = Instant::now();
         for _ in 0..SEND_RUN {
-            if self.halted || !self.takes_next() {
+            if self.halted || !self.pipe.takes_next() {
                 return Ok(());
             }
             let Some(Shipment { attempt, message }) = self.queue.pop_front() else {
                 return Ok(());
             };
             let last = self.queue.is_empty();
-            self.reply.clear();
-            match &mut self.pipe {
-                Pipe::Batch(batches) => {
-                    batches.stamp(attempt, &message, last, now, &mut self.reply);
-                }
-                Pipe::PerRun(flight) => {
-                    flight.stamp(attempt, message.subject(), now, &mut self.reply);
-                }
-            }
-            self.link.publish(message.subject(), &self.reply, message.head(), &message.payload);
+            self.pipe.stamp(attempt, &message, last, now, &mut self.stamp);
+            let Stamp { reply, head } = &self.stamp;
+            let head = if head.is_empty() { message.head() } else { head };
+            self.link.publish(message.subject(), reply, head, &message.payload);
             if !self.link.has_room() {
                 let room = timeout(self.task.config.ack_timeout, self.link.room()).await;
                 room.unwrap_or_else(|_| {
@@ -216,13 +200,6 @@ impl<'a> Session<'a> {
             }
         }
         Ok(())
-    }
-
-    fn takes_next(&self) -> bool {
-        match &self.pipe {
-            Pipe::Batch(batches) => batches.takes_next(),
-            Pipe::PerRun(flight) => flight.takes_next(),
-        }
     }
 
     /// Answers that are there already, so that a window's worth of them is one report.
@@ -240,23 +217,13 @@ impl<'a> Session<'a> {
             Some(NO_RESPONDERS) => ack::Reply::NoResponders,
             _ => ack::Reply::parse(&answer.payload),
         };
-        match &mut self.pipe {
-            Pipe::PerRun(flight) => {
-                let answer = flight.on_reply(answer.subject(), reply);
-                self.answered(answer);
-                Ok(())
-            }
-            Pipe::Batch(batches) => {
-                if batches.misses_one(answer.subject(), &reply)
-                    && let Ok(forbidden) = timeout(WORD_WITHIN, self.link.forbidden()).await
-                {
-                    self.forbidden(&forbidden).await?;
-                }
-                let Pipe::Batch(batches) = &mut self.pipe else { return Ok(()) };
-                let step = batches.on_reply(answer.subject(), reply, Instant::now());
-                self.follow(step).await
-            }
+        if self.pipe.misses_one(answer.subject(), &reply)
+            && let Ok(forbidden) = timeout(WORD_WITHIN, self.link.forbidden()).await
+        {
+            self.forbidden(&forbidden).await?;
         }
+        let step = self.pipe.on_reply(answer.subject(), reply, Instant::now());
+        self.follow(step).await
     }
 
     /// The server let a message not through, and says so on no reply subject.
@@ -264,17 +231,8 @@ impl<'a> Session<'a> {
         self.silences = 0;
         let error = error_of(forbidden);
         self.tell_forbidden(forbidden);
-        match &mut self.pipe {
-            Pipe::PerRun(flight) => {
-                let answers = flight.on_forbidden(&forbidden.subject, &error);
-                self.answered(answers);
-                Ok(())
-            }
-            Pipe::Batch(batches) => {
-                let step = batches.on_forbidden(&forbidden.subject, error);
-                self.follow(step).await
-            }
-        }
+        let step = self.pipe.on_forbidden(&forbidden.subject, error, Instant::now());
+        self.follow(step).await
     }
 
     /// Behind the acks that came before it, so that none of them passes for a later one.
@@ -284,16 +242,42 @@ impl<'a> Session<'a> {
         self.task.report(Report::Forbidden(failure));
     }
 
-    /// Single publishes are answered.
-    fn answered(&mut self, answers: impl IntoIterator<Item = Answer>) {
-        let mut unknown = false;
+    /// Single publishes are answered, or nothing unanswered is waited for.
+    fn answered(&mut self, answers: Vec<Answer>) {
+        let over = self.pipe.is_over(&answers);
         for answer in answers {
             self.stored |= matches!(answer.outcome, Outcome::Stored { .. });
-            unknown |= matches!(answer.outcome, Outcome::Unknown(_));
-            self.answers.push(answer);
+            join(&mut self.answers, answer);
         }
-        if unknown {
+        if over && !self.halted {
             self.halt();
+        }
+        if let Some(breach) = self.pipe.take_breach() {
+            self.breached(&breach);
+        }
+    }
+
+    /// The stream is not ours alone.
+    fn breached(&mut self, breach: &Breach) {
+        let destination = self.task.config.name.as_str();
+        let stream = self.facts.stream.as_str();
+        match breach {
+            Breach::Intruded(words) => {
+                tracing::warn!(
+                    destination,
+                    "somebody else writes stream `{stream}`, which `exclusive` says nobody does: \
+                     {words}. Nothing is lost, but each such message stops the flow: find out who \
+                     it is (a replay is one), or set `exclusive = false`"
+                );
+                if self.task.intruders.noticed(words, Instant::now()) {
+                    self.look_at = Instant::now();
+                }
+            }
+            Breach::Overtaken(seq) => tracing::error!(
+                destination,
+                "message {seq} of stream `{stream}` was stored, and one that was sent before it was \
+                 not: somebody else's took its place. If both are of one run, they are out of order"
+            ),
         }
     }
 
@@ -302,6 +286,7 @@ impl<'a> Session<'a> {
             Step::Nothing => {}
             Step::End { subject, reply } => self.link.publish(&subject, &reply, "", b""),
             Step::Settled(settled) => self.settle(settled).await,
+            Step::Answered(answers) => self.answered(answers),
         }
         Ok(())
     }
@@ -349,29 +334,15 @@ impl<'a> Session<'a> {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let ack_timeout = self.task.config.ack_timeout;
-        match &self.pipe {
-            Pipe::Batch(batches) => batches.deadline(ack_timeout),
-            Pipe::PerRun(flight) => flight.deadline(ack_timeout),
-        }
+        self.pipe.deadline(self.task.config.ack_timeout)
     }
 
     fn expire(&mut self, now: Instant) -> Result<(), Failure> {
         if self.deadline().is_none_or(|deadline| deadline > now) {
             return Ok(());
         }
-        match &mut self.pipe {
-            Pipe::Batch(batches) => {
-                if let Some(settled) = batches.settle(&End::Silence) {
-                    self.answers.extend(settled.answers());
-                    self.halt();
-                }
-            }
-            Pipe::PerRun(flight) => {
-                let answers = flight.expire(now, self.task.config.ack_timeout);
-                self.answered(answers);
-            }
-        }
+        let answers = self.pipe.expire(now, self.task.config.ack_timeout);
+        self.answered(answers);
         self.silences += 1;
         if self.silences >= SILENCES_MAX {
             let detail = format!(
@@ -383,19 +354,12 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Not while a batch is open: its outcome would be unknown if there was something new.
-    fn may_look(&self) -> bool {
-        match &self.pipe {
-            Pipe::Batch(batches) => batches.is_idle(),
-            Pipe::PerRun(_) => true,
-        }
-    }
-
     /// Reads the stream's configuration again. The new facts, when they are others and everything
     /// is answered.
     async fn look(&mut self) -> Result<Option<StreamFacts>, Failure> {
         self.look_at = Instant::now() + LOOK_EVERY;
-        match read_facts(self.link, &self.task.config).await {
+        let facts = read_facts(self.link, &self.task.config).await;
+        match facts.map(|facts| self.task.intruders.temper(facts, Instant::now())) {
             Ok(facts) if same_apart_from_state(&self.facts, &facts) => Ok(None),
             Ok(facts) => {
                 self.disconnect();
@@ -411,14 +375,7 @@ impl<'a> Session<'a> {
 
     /// Answers everything that was shipped and is not answered.
     fn disconnect(&mut self) {
-        match &mut self.pipe {
-            Pipe::Batch(batches) => {
-                if let Some(settled) = batches.settle(&End::Disconnected) {
-                    self.answers.extend(settled.answers());
-                }
-            }
-            Pipe::PerRun(flight) => self.answers.extend(flight.disconnect()),
-        }
+        self.answers.extend(self.pipe.disconnect(Instant::now()));
         let queued: Vec<_> = self.queue.drain(..).map(|shipment| shipment.attempt).collect();
         self.not_sent(queued);
         self.flush_answers();

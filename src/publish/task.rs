@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::connect::Link;
 use super::facts::{StreamInfo, facts};
+use super::intruders::Intruders;
 use super::session::{Ended, Session};
 use super::{Order, Report};
 use crate::config::DestinationConfig;
@@ -26,6 +27,7 @@ pub(super) struct Task {
     pub(super) reports: UnboundedSender<(DestinationId, Report)>,
     pub(super) orders: UnboundedReceiver<Order>,
     pub(super) stop: CancellationToken,
+    pub(super) intruders: Intruders,
 }
 
 /// The handle is gone: the task is to end.
@@ -58,6 +60,7 @@ impl Task {
                 Ok((link, facts)) => {
                     told = None;
                     let began = Instant::now();
+                    let facts = self.intruders.temper(facts, began);
                     match self.serve(&link, facts).await {
                         Ok((failure, stored)) => {
                             if stored || began.elapsed() >= CLEAN_AFTER {

@@ -20,7 +20,7 @@ use crate::relay::caution::Caution;
 use crate::relay::lanes::{Entry, Lanes, Slot};
 use crate::relay::late::Newest;
 use crate::relay::outcome::{
-    Anchor, Answer, Attempt, Floor, Found, Outcome, Pipeline, ReadFrom, Refusal, StreamFacts,
+    Anchor, Answer, Attempt, Floor, Found, Outcome, ReadFrom, Refusal, StreamFacts,
 };
 use crate::relay::receipts::{Decided, Decision, Origin};
 use crate::relay::slow::Remembered;
@@ -212,10 +212,7 @@ impl Destination {
     /// A new connection. Whatever is still in flight here crossed the news on its way; the
     /// publisher answers it unsent, since it takes nothing before a Resume.
     pub(super) fn up(&mut self, facts: StreamFacts) {
-        self.lanes.set_window(match facts.pipeline {
-            Pipeline::Batch => u32::MAX,
-            Pipeline::PerRun => 1,
-        });
+        self.lanes.set_window(if facts.pipeline.sends_ahead() { u32::MAX } else { 1 });
         if self.created != facts.created {
             match &self.recorded_floor {
                 Some(floor) if self.created.is_empty() && floor.created == facts.created => {
@@ -377,9 +374,9 @@ impl Destination {
                     self.phase = Phase::Drain { proven: false, wait: true };
                 }
             }
-            Outcome::Refused(_) => self.batch_ended(false),
+            Outcome::Refused(_) => self.row_ended(false),
             // Behind a gap that the server saw; or the connection is about to be told down.
-            Outcome::NotSent => self.batch_ended(true),
+            Outcome::NotSent => self.row_ended(true),
         }
         if let Phase::Drain { proven, wait } = self.phase
             && self.lanes.in_flight() == 0
@@ -411,12 +408,12 @@ impl Destination {
         }
     }
 
-    /// A refusal ends a batch, and so does a gap. What was on its way to the publisher then must
+    /// A refusal ends what is sent ahead, and so does a gap. What was on its way to the publisher then must
     /// not be stored before what was sent back, so the publisher takes nothing until Resume tells
     /// it that the core knows. (Per run there is one event in flight, and nothing on its way behind
     /// it.)
-    fn batch_ended(&mut self, wait: bool) {
-        if self.facts.as_ref().is_some_and(|facts| facts.pipeline == Pipeline::Batch) {
+    fn row_ended(&mut self, wait: bool) {
+        if self.facts.as_ref().is_some_and(|facts| facts.pipeline.sends_ahead()) {
             match self.phase {
                 Phase::Flow => self.phase = Phase::Drain { proven: true, wait },
                 Phase::Probe => self.phase = Phase::Drain { proven: false, wait },

@@ -152,15 +152,26 @@ impl Retention {
 pub enum Pipeline {
     /// Fast-ingest batches (ADR-50): any number of events of a run in flight.
     Batch,
+    /// Plain publishes, each behind the one before it: any number of events of a run in flight.
+    Sequence,
     /// Plain publishes: one event of a run in flight.
     PerRun,
 }
 
 impl Pipeline {
+    /// Is a run's next event sent before the one before it is stored?
+    pub fn sends_ahead(self) -> bool {
+        match self {
+            Pipeline::Batch | Pipeline::Sequence => true,
+            Pipeline::PerRun => false,
+        }
+    }
+
     /// Stable name as in the configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Pipeline::Batch => "batch",
+            Pipeline::Sequence => "sequence",
             Pipeline::PerRun => "per-run",
         }
     }

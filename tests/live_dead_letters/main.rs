@@ -14,7 +14,7 @@ use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use futures_util::StreamExt;
 use outboxd::sandbox::{STREAM, Workload, World, WorldOptions, stream};
 use support::look::{self, metric, publish, sessions, until};
-use support::{SETTLE, drill, finish_and_judge, log_tail, options, paced, workload};
+use support::{SEQUENCE, SETTLE, drill, finish_and_judge, log_tail, options, paced, workload};
 use tokio_postgres::Client;
 use uuid::Uuid;
 
@@ -169,7 +169,7 @@ async fn nothing_is_injected(world: &World) {
     let config = pull::OrderedConfig { deliver_policy: DeliverPolicy::All, ..Default::default() };
     let consumer = jetstream.get_stream(STREAM).await.unwrap().create_consumer(config).await;
     let mut messages = consumer.unwrap().messages().await.unwrap();
-    let ours = ["Nats-Msg-Id", "Nats-Expected-Stream", "Outbox-"];
+    let ours = ["Nats-Msg-Id", "Nats-Expected-Stream", "Nats-Expected-Last-", "Outbox-"];
     let theirs = ["X-Text", "x-n", "X-Yes", "X-Many"];
     for _ in 0..count {
         let message = messages.next().await.unwrap().unwrap();
@@ -238,6 +238,11 @@ async fn bad_rows_stop_nothing_per_run() {
     bad_rows_stop_nothing(PER_RUN, None).await;
 }
 
+#[tokio::test]
+async fn bad_rows_stop_nothing_in_sequence() {
+    bad_rows_stop_nothing(SEQUENCE, None).await;
+}
+
 /// What the core takes for small enough is refused by the stream (10054): as final as the core's.
 #[tokio::test]
 async fn a_streams_limit_lowered_while_connected_in_batches() {
@@ -247,6 +252,11 @@ async fn a_streams_limit_lowered_while_connected_in_batches() {
 #[tokio::test]
 async fn a_streams_limit_lowered_while_connected_per_run() {
     bad_rows_stop_nothing(PER_RUN, Some(64 << 10)).await;
+}
+
+#[tokio::test]
+async fn a_streams_limit_lowered_while_connected_in_sequence() {
+    bad_rows_stop_nothing(SEQUENCE, Some(64 << 10)).await;
 }
 
 /// A server that takes less than it said, with rows above, below and around in flight.
@@ -365,6 +375,11 @@ async fn a_full_stream_is_waited_for_per_run() {
     a_full_stream_is_waited_for(PER_RUN).await;
 }
 
+#[tokio::test]
+async fn a_full_stream_is_waited_for_in_sequence() {
+    a_full_stream_is_waited_for(SEQUENCE).await;
+}
+
 /// One subject takes nothing more: the runs that need it wait, each in order, and no other.
 async fn a_full_subject_stops_only_its_runs(destination: &str) {
     let world = World::start(with(destination)).await.unwrap();
@@ -422,4 +437,9 @@ async fn a_full_subject_stops_only_its_runs_in_batches() {
 #[tokio::test]
 async fn a_full_subject_stops_only_its_runs_per_run() {
     a_full_subject_stops_only_its_runs(PER_RUN).await;
+}
+
+#[tokio::test]
+async fn a_full_subject_stops_only_its_runs_in_sequence() {
+    a_full_subject_stops_only_its_runs(SEQUENCE).await;
 }

@@ -26,6 +26,7 @@ pub fn destination(servers: Vec<String>) -> DestinationConfig {
         filter: Filter::default(),
         required: true,
         pipeline: PipelineChoice::Auto,
+        exclusive: false,
         on_dead_letter: outboxd::config::OnDeadLetter::Continue,
         ack_timeout: Duration::from_secs(2),
         max_in_flight: 10_000,
@@ -165,6 +166,10 @@ pub struct Run {
     pipeline: Pipeline,
     phase: Phase,
     pub unknown: usize,
+    /// Not stored, and known not to be.
+    pub turned_away: usize,
+    /// Pipelines that were announced, each once in a row.
+    pub pipelines: Vec<Pipeline>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -191,6 +196,8 @@ impl Run {
             pipeline: Pipeline::PerRun,
             phase: Phase::Down,
             unknown: 0,
+            turned_away: 0,
+            pipelines: Vec::new(),
         }
     }
 
@@ -204,6 +211,9 @@ impl Run {
             Report::Up(facts) => {
                 self.floor.created = facts.created;
                 self.pipeline = facts.pipeline;
+                if self.pipelines.last() != Some(&self.pipeline) {
+                    self.pipelines.push(self.pipeline);
+                }
                 // What was shipped as the connection came up is still to be answered.
                 if self.in_flight.is_empty() {
                     self.resume(false);
@@ -245,7 +255,9 @@ impl Run {
                     }
                 }
                 Outcome::Unknown(_) | Outcome::NotSent | Outcome::Refused(_) => {
-                    self.unknown += 1;
+                    let unknown = matches!(answer.outcome, Outcome::Unknown(_));
+                    self.unknown += usize::from(unknown);
+                    self.turned_away += usize::from(!unknown);
                     if matches!(self.phase, Phase::Flow | Phase::Probe) {
                         self.phase = Phase::Drain;
                     }
@@ -270,7 +282,7 @@ impl Run {
 
     fn ship(&mut self) {
         let window = match (self.phase, self.pipeline) {
-            (Phase::Flow, Pipeline::Batch) => 5_000,
+            (Phase::Flow, Pipeline::Batch | Pipeline::Sequence) => 5_000,
             (Phase::Flow, Pipeline::PerRun) | (Phase::Probe, _) => 1,
             (Phase::Down | Phase::Drain | Phase::Resuming { .. }, _) => return,
         };

@@ -8,6 +8,7 @@ mod batches;
 mod driver;
 mod login;
 mod odd;
+mod sequence;
 
 use driver::{PATIENCE, Run, Wire, destination, lsn_of, message};
 use futures_util::StreamExt as _;
@@ -81,6 +82,17 @@ macro_rules! needs_batches {
     };
 }
 
+/// The same for replicas that compare an expected sequence too late.
+macro_rules! needs_fence {
+    ($test:literal) => {
+        let nats = Nats::start().await.unwrap();
+        if !batches::fences_replicas(&nats.connect().await.unwrap(), $test) {
+            return;
+        }
+        drop(nats);
+    };
+}
+
 fn is_stored(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Stored { .. })
 }
@@ -101,6 +113,7 @@ async fn order_survives_kills(pipeline: PipelineChoice, events: i64) {
     let mut nats = Nats::start().await.unwrap();
     let mut config = destination(vec![nats.url()]);
     config.pipeline = pipeline;
+    config.exclusive = true;
     // Too short to help: whatever is sent twice is stored twice.
     config.create.duplicate_window = Some(Duration::from_millis(100));
     create(&config).await;
@@ -126,14 +139,21 @@ async fn order_survives_kills_in_batches() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn order_survives_kills_in_sequence() {
+    order_survives_kills(PipelineChoice::Sequence, 40_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn order_survives_kills_one_at_a_time() {
     order_survives_kills(PipelineChoice::PerRun, 2_000).await;
 }
 
 /// A cluster with the stream on three nodes, and a run that has begun on it.
-async fn replicated(events: i64) -> (NatsCluster, Run) {
+async fn replicated(pipeline: PipelineChoice, events: i64) -> (NatsCluster, Run) {
     let cluster = NatsCluster::start().await.unwrap();
     let mut config = destination(cluster.urls());
+    config.pipeline = pipeline;
+    config.exclusive = true;
     config.create.replicas = 3;
     config.create.duplicate_window = Some(Duration::from_millis(100));
     create(&config).await;
@@ -154,11 +174,9 @@ async fn finish(cluster: &NatsCluster, mut run: Run, events: i64) {
     run.wire.close().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn order_survives_changes_of_the_leader() {
-    needs_batches!("order_survives_changes_of_the_leader");
+async fn order_survives_changes_of_the_leader(pipeline: PipelineChoice) {
     let events = 20_000;
-    let (mut cluster, mut run) = replicated(events).await;
+    let (mut cluster, mut run) = replicated(pipeline, events).await;
     cluster.step_down("EVENTS").await.unwrap();
     while run.stored < 10_000 {
         run.step().await;
@@ -173,10 +191,20 @@ async fn order_survives_changes_of_the_leader() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_taken_for_stored_without_a_quorum() {
-    needs_batches!("nothing_is_taken_for_stored_without_a_quorum");
+async fn order_survives_changes_of_the_leader_in_batches() {
+    needs_batches!("order_survives_changes_of_the_leader_in_batches");
+    order_survives_changes_of_the_leader(PipelineChoice::Batch).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn order_survives_changes_of_the_leader_in_sequence() {
+    needs_fence!("order_survives_changes_of_the_leader_in_sequence");
+    order_survives_changes_of_the_leader(PipelineChoice::Sequence).await;
+}
+
+async fn nothing_is_taken_for_stored_without_a_quorum(pipeline: PipelineChoice) {
     let events = 20_000;
-    let (mut cluster, mut run) = replicated(events).await;
+    let (mut cluster, mut run) = replicated(pipeline, events).await;
     let leader = cluster.wait_leader("EVENTS").await.unwrap();
     let followers: Vec<_> = (0..3).filter(|node| *node != leader).collect();
     for follower in &followers {
@@ -191,6 +219,18 @@ async fn nothing_is_taken_for_stored_without_a_quorum() {
     }
     cluster.restart(leader).await.unwrap();
     finish(&cluster, run, events).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_taken_for_stored_without_a_quorum_in_batches() {
+    needs_batches!("nothing_is_taken_for_stored_without_a_quorum_in_batches");
+    nothing_is_taken_for_stored_without_a_quorum(PipelineChoice::Batch).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_taken_for_stored_without_a_quorum_in_sequence() {
+    needs_fence!("nothing_is_taken_for_stored_without_a_quorum_in_sequence");
+    nothing_is_taken_for_stored_without_a_quorum(PipelineChoice::Sequence).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -157,7 +157,9 @@ impl Publisher {
                     effects.push(Effect::Watch(Watched::One(attempt)));
                 }
             }
-            Pipeline::Batch if self.batch.is_none() && !self.queue.is_empty() => {
+            Pipeline::Batch | Pipeline::Sequence
+                if self.batch.is_none() && !self.queue.is_empty() =>
+            {
                 let id = ids.next();
                 // Any length will do; this one makes many of them.
                 let length = self.queue.len().min(12);
@@ -173,7 +175,7 @@ impl Publisher {
                 self.batch = Some(batch);
                 effects.push(Effect::Watch(Watched::Batch(id)));
             }
-            Pipeline::Batch => {}
+            Pipeline::Batch | Pipeline::Sequence => {}
         }
     }
 

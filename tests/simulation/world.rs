@@ -328,7 +328,7 @@ impl World {
         let mut pipeline = site.publisher.pipeline;
         if changes {
             pipeline = match pipeline {
-                Pipeline::Batch => Pipeline::PerRun,
+                Pipeline::Batch | Pipeline::Sequence => Pipeline::PerRun,
                 Pipeline::PerRun => Pipeline::Batch,
             };
         }

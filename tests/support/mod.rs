@@ -95,6 +95,10 @@ pub async fn finish(world: &World, mut load: Load, sampling: Sampling) -> Verdic
     verdict
 }
 
+/// Lines of `[destination.events]` for a stream that is the relay's alone, each message behind the one
+/// before it.
+pub const SEQUENCE: &str = "pipeline = \"sequence\"\nexclusive = true\n";
+
 /// The end of the relay's log.
 pub fn log_tail(world: &World) -> String {
     let log = world.relay.log();

@@ -88,7 +88,8 @@ fn pipeline(config: &DestinationConfig, facts: &StreamFacts, object: &str) -> Fi
             ID,
             object,
             found,
-            "for order at full speed use nats-server 2.14 or newer, and allow_batched on the stream",
+            "for order at full speed use nats-server 2.14 or newer, and allow_batched on the stream; \
+             on older servers `exclusive = true` if nobody but this relay ever writes the stream",
         ),
         _ => Finding::ok(ID, object, found),
     }

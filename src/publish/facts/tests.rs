@@ -13,6 +13,7 @@ fn destination(subject: &str) -> DestinationConfig {
         filter: Filter::default(),
         required: true,
         pipeline: PipelineChoice::Auto,
+        exclusive: false,
         on_dead_letter: crate::config::OnDeadLetter::Continue,
         ack_timeout: Duration::from_secs(5),
         max_in_flight: 100,
@@ -86,6 +87,63 @@ fn the_pipeline_is_the_fastest_possible_and_says_why_no_faster() {
             (result, _) => panic!("{choice:?} {version}: {result:?}"),
         }
     }
+}
+
+#[test]
+fn sequence_is_for_streams_that_are_ours_alone() {
+    use Pipeline::{Batch, PerRun, Sequence};
+    let info = |more: &str, replicas: u16| {
+        let mut info = info(&format!(r#","retention":"limits"{more}"#));
+        info.config.num_replicas = replicas;
+        info
+    };
+    let with = |more: &str, replicas: u16, version: &str, choice, exclusive| {
+        let config =
+            DestinationConfig { pipeline: choice, exclusive, ..destination("events.{kind}") };
+        facts(&info(more, replicas), &server(version), &config)
+    };
+    let auto = |more: &str, replicas: u16, version: &str, exclusive| {
+        let facts = with(more, replicas, version, PipelineChoice::Auto, exclusive).unwrap();
+        (facts.pipeline, facts.why)
+    };
+    for (more, replicas, version, exclusive, pipeline) in [
+        ("", 1, "2.10.26", true, Sequence),
+        ("", 1, "2.10.26", false, PerRun),
+        ("", 3, "2.12.8", true, Sequence),
+        ("", 3, "2.11.9", true, PerRun),
+        ("", 1, "2.15.1", true, Sequence),
+        (r#","allow_batched":true"#, 1, "2.15.1", true, Batch),
+        (r#","sources":[{"name":"X"}]"#, 1, "2.12.8", true, PerRun),
+        (r#","subject_delete_marker_ttl":60000000000"#, 1, "2.12.8", true, PerRun),
+    ] {
+        let (chosen, why) = auto(more, replicas, version, exclusive);
+        assert_eq!(chosen, pipeline, "{more} {replicas} {version} {exclusive}: {why}");
+        let asked = with(more, replicas, version, PipelineChoice::Sequence, exclusive);
+        match asked {
+            Ok(facts) => assert!(facts.pipeline == Sequence && pipeline != PerRun, "{why}"),
+            Err(failure) => {
+                assert_eq!((failure.kind, pipeline), (Kind::StreamPipeline, PerRun), "{failure}");
+            }
+        }
+    }
+    let (_, why) = auto("", 3, "2.11.9", true);
+    assert!(why.contains("2.12 or newer") && why.contains("2.14 or newer"), "{why}");
+    let mut work_queue = info("", 1);
+    work_queue.config.retention = "workqueue".to_owned();
+    let config = DestinationConfig { exclusive: true, ..destination("events.{kind}") };
+    let chosen = facts(&work_queue, &server("2.12.8"), &config).unwrap();
+    assert_eq!(chosen.pipeline, PerRun, "{}", chosen.why);
+}
+
+#[test]
+fn a_message_leaves_room_for_what_sequence_adds() {
+    let mut config = destination("events.{kind}");
+    config.exclusive = true;
+    let mut info = info("");
+    info.config.num_replicas = 1;
+    let facts = facts(&info, &server("2.10.26"), &config).unwrap();
+    assert_eq!(facts.max_message_bytes, 1_048_576 - FENCE_BYTES);
+    assert_eq!(facts.max_payload_bytes, 1_048_576 - FENCE_BYTES);
 }
 
 #[test]

@@ -115,7 +115,13 @@ fn only_size_is_a_messages_own_fault() {
             assert_eq!(refusal.permanent.is_some(), [10054, 10097].contains(&code), "{code}");
             assert_eq!(refusal.code, code);
         } else {
-            assert_eq!((code, outcome), (10158, Outcome::Unknown(Doubt::InProgress)));
+            let expected = if code == 10158 {
+                Outcome::Unknown(Doubt::InProgress)
+            } else {
+                assert!(ServerError::WRONG_LAST.contains(&code), "{code}");
+                Outcome::NotSent
+            };
+            assert_eq!(outcome, expected);
         }
     }
     let large = error(10077, "message too large").outcome(true);
@@ -135,6 +141,13 @@ fn with_replicas_an_error_is_a_fact_only_before_the_proposal() {
     for doubt in doubts {
         assert_eq!(doubt.outcome(true), Outcome::Unknown(Doubt::ServerError), "{doubt}");
     }
+    let wrong_place = error(10071, "wrong last sequence: 7");
+    assert_eq!(
+        wrong_place.outcome(true),
+        Outcome::Unknown(Doubt::Gap),
+        "another leader may have it"
+    );
+    assert_eq!(wrong_place.outcome(false), Outcome::NotSent);
 }
 
 /// Every combination of size, replicas, words and end, against what must hold for each.

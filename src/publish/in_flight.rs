@@ -1,5 +1,5 @@
-//! Plain publishes, each answered by itself. Order within a run is the caller's: it ships the next
-//! event of a run when the one before is stored. Pure.
+//! Plain publishes, each answered by itself. That is all of pipeline `per-run`, where order within a
+//! run is the caller's: it ships the next event of a run when the one before is stored. Pure.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -114,12 +114,12 @@ impl InFlight {
         answers
     }
 
-    /// The connection is gone.
-    pub(super) fn disconnect(&mut self) -> Vec<Answer> {
+    /// None of the unanswered is waited for any more.
+    pub(super) fn give_up(&mut self, end: &End) -> Vec<Answer> {
         let sent = std::mem::take(&mut self.sent);
         self.unanswered = 0;
         let open = sent.into_iter().filter(|sent| !sent.answered);
-        open.map(|sent| self.answer(sent.attempt, &End::Disconnected)).collect()
+        open.map(|sent| self.answer(sent.attempt, end)).collect()
     }
 
     fn trim(&mut self) {
@@ -179,10 +179,12 @@ mod tests {
         let answer = flight.on_reply(&subjects[1], Reply::NoResponders).unwrap();
         let Outcome::Refused(refusal) = answer.outcome else { panic!("{answer:?}") };
         assert!(refusal.permanent.is_none() && refusal.detail.contains("`events.a`"));
-        let left: Vec<_> = flight.disconnect().iter().map(|answer| answer.first.0).collect();
+        let left: Vec<_> =
+            flight.give_up(&End::Disconnected).iter().map(|answer| answer.first.0).collect();
         assert_eq!(left, [1, 3]);
-        assert!(flight.disconnect().is_empty());
+        assert!(flight.give_up(&End::Disconnected).is_empty());
     }
+
     #[test]
     fn a_forbidden_subject_refuses_its_only_message_and_leaves_several_unknown() {
         let now = Instant::now();
