@@ -140,6 +140,11 @@ impl Lanes {
         self.handed
     }
 
+    /// Has the run undecided events?
+    pub fn has(&self, run: RunHash) -> bool {
+        self.lanes.contains_key(&run)
+    }
+
     /// Has the run's lane an event that the WAL brought? Then all that it brought since is there.
     pub fn has_wal(&self, run: RunHash) -> bool {
         self.lanes.get(&run).is_some_and(|lane| lane.wal > 0)

@@ -189,6 +189,7 @@ impl Destination {
         if !self.wants_room() || self.is_crowded() {
             return None;
         }
+        self.waiting.bring_back(|run| !self.lanes.has(run));
         let waiters = self.waiting.take(LOAD_NUMBERS, |run| self.lanes.may_grow(run));
         if !waiters.is_empty() {
             self.remember();

@@ -14,7 +14,6 @@ use std::time::Instant;
 use crate::event::RunHash;
 use crate::lsn::Lsn;
 use crate::relay::ranges::RangeSet;
-use outside::Outside;
 
 /// Numbers in memory at which a destination becomes slow as a whole, at most.
 pub const NUMBERS_MAX: usize = 50_000;
@@ -79,9 +78,11 @@ pub struct Waiting {
     held_until: Option<Instant>,
     /// Numbers in memory at which the destination becomes slow as a whole.
     limit: usize,
-    /// Runs whose numbers are not all kept.
-    outside: HashMap<RunHash, Outside>,
-    /// Of these, runs that go on as soon as the ledger was read.
+    /// Runs whose numbers are not kept; those that have some, with a receipt below all of them.
+    parked: HashMap<RunHash, Option<i64>>,
+    /// Runs of which only the first numbers are kept; are there any from before the gap behind them?
+    short: HashMap<RunHash, bool>,
+    /// Of both, runs that go on as soon as the ledger was read to its end.
     returning: Vec<RunHash>,
 }
 
@@ -107,7 +108,8 @@ impl Waiting {
             held: HashMap::new(),
             held_until: None,
             limit,
-            outside: HashMap::new(),
+            parked: HashMap::new(),
+            short: HashMap::new(),
             returning: Vec::new(),
         };
         known.iter().for_each(|waiter| waiting.append(*waiter));
@@ -160,8 +162,8 @@ impl Waiting {
     /// Does nothing wait, and need nothing wait?
     pub fn is_over(&self) -> bool {
         let nothing_here = self.len == 0 && self.loading.is_empty();
-        let nobody = self.missing_runs() == 0 && self.left_out() == 0;
-        nothing_here && nobody && !self.is_slow_as_a_whole()
+        let nobody_waits = || self.missing_runs() == 0 && !self.has_left_out();
+        nothing_here && !self.is_slow_as_a_whole() && nobody_waits()
     }
 
     /// Does this run wait for what was handed over before the gap began, as far as is known?
@@ -216,6 +218,7 @@ impl Waiting {
         }
         if self.beyond.is_none() && self.len >= self.limit {
             self.beyond = Some(recorded);
+            self.barren = false;
         }
         match self.beyond {
             None => self.append(waiter),
@@ -267,12 +270,11 @@ impl Waiting {
         if self.barren || !self.loading.is_empty() {
             return Vec::new();
         }
-        self.bring_back(&ready);
         let mut after = i64::MIN;
         while self.loading.len() < most {
             let Some((&ordinal, &run)) = self.fronts.range(after..).next() else { break };
             after = ordinal + 1;
-            if !ready(run) || self.held.contains_key(&run) {
+            if !ready(run) || self.holds(run) {
                 continue;
             }
             let old_only = self.misses(run);
@@ -316,7 +318,7 @@ impl Waiting {
 
     /// May there be something to take, or to read from the ledger?
     pub fn wants(&self) -> bool {
-        let some = self.len > 0 || !self.outside.is_empty();
+        let some = self.len > 0 || !self.short.is_empty();
         let takes = some && !self.barren && self.loading.is_empty();
         takes || (self.beyond.is_some() && !self.reading && self.len <= self.limit / 2)
     }
@@ -334,6 +336,11 @@ impl Waiting {
             self.held_until = self.held.values().min().copied();
             self.barren = false;
         }
+    }
+
+    /// Is nothing of this run to be taken now?
+    pub fn holds(&self, run: RunHash) -> bool {
+        !self.held.is_empty() && self.held.contains_key(&run)
     }
 
     /// When the next run may be taken again.
@@ -406,14 +413,16 @@ impl Waiting {
                 self.append(*waiter);
             }
         }
-        self.take_back();
+        self.barren = false;
+        if self.beyond.is_none() {
+            self.take_back();
+        }
     }
 
     /// The ledger could not be read.
     pub fn read_failed(&mut self) {
         self.reading = false;
         self.tail.clear();
-        self.take_back();
     }
 }
 

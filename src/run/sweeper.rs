@@ -156,10 +156,11 @@ impl Way {
     }
 }
 
-/// What was handed over before the gap goes first; and a lane that does not go on, or is long, would
-/// only fill memory.
+/// What was handed over before the gap goes first; and a lane that does not go on, or is long, or left
+/// memory because it did not, would only fill memory.
 fn takes(destination: &Destination, run: RunHash) -> bool {
-    !destination.waiting().has_old(run) && destination.lanes().may_grow(run)
+    let waiting = destination.waiting();
+    !waiting.has_old(run) && !waiting.holds(run) && destination.lanes().may_grow(run)
 }
 
 /// See the module.
@@ -393,7 +394,7 @@ impl Sweeper {
             // of runs that take none can wait.
             if open || way.progress.gap.is_some() {
                 let lanes = destination.lanes();
-                let go = lanes.missed_runs().any(|run| !lanes.is_blocked(run));
+                let go = lanes.missed_runs().any(|run| !lanes.stands(run));
                 bridging |= go || way.parked.is_empty();
                 waits = true;
             }

@@ -139,9 +139,9 @@ impl Lanes {
             })
     }
 
-    /// Does nothing of this run go on before the clock, a burial or an operator lets it?
+    /// Does nothing of this run go on before the clock or an operator lets it?
     pub fn stands(&self, run: RunHash) -> bool {
-        let waits = |lane: &Lane| matches!(lane.gate, Gate::Until(_) | Gate::Burying(_));
+        let waits = |lane: &Lane| matches!(lane.gate, Gate::Until(_));
         self.is_blocked(run) || self.lanes.get(&run).is_some_and(waits)
     }
 

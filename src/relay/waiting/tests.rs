@@ -103,6 +103,8 @@ impl World {
     }
 
     fn take(&mut self, most: usize, runs: &[u64]) {
+        let lanes = &self.lanes;
+        self.waiting.bring_back(|run| lanes.get(&run.0).is_none_or(VecDeque::is_empty));
         let taken = self.waiting.take(most, |run| runs.contains(&run.0));
         assert!(taken.len() <= most && (taken.is_empty() || self.taken.is_empty()));
         assert!(taken.iter().all(|waiter| runs.contains(&waiter.run.0)));
@@ -304,8 +306,9 @@ fn a_run_that_stands_still_leaves_room_and_comes_back_in_order() {
     waiting.hold(RunHash(1), now + Duration::from_secs(9));
     let first: Vec<Waiter> = (1..=10).map(|seq| waiter(seq, 1)).collect();
     first.iter().for_each(|waiter| waiting.hand(*waiter, 3));
+    assert!(waiting.wants(), "it became full");
     assert!(waiting.is_slow(RunHash(2)) && waiting.take(9, |_| true).is_empty());
-    assert!(!waiting.wants(), "full");
+    assert!(!waiting.wants());
     waiting.shorten(|_| false);
     assert_eq!((waiting.len(), waiting.read(std::iter::empty())), (2, Some(3)));
     waiting.was_read(&[waiter(9, 1), waiter(10, 1), waiter(11, 2)], 5, true, &HashSet::new());
@@ -315,11 +318,71 @@ fn a_run_that_stands_still_leaves_room_and_comes_back_in_order() {
     assert_eq!(waiting.slow_runs(), 1);
     waiting.release(now + Duration::from_secs(9));
     assert_eq!(waiting.take(9, |_| true), [waiter(1, 1), waiter(2, 1)]);
+    waiting.bring_back(|_| true);
+    assert_eq!(waiting.read(std::iter::empty()), None, "they are on their way");
     waiting.loaded(2);
+    waiting.bring_back(|_| false);
     assert!(waiting.take(9, |_| true).is_empty() && waiting.is_slow(RunHash(1)));
+    assert_eq!(waiting.read(std::iter::empty()), None, "they are in their lane");
+    waiting.bring_back(|_| true);
     assert_eq!(waiting.read(std::iter::empty()), Some(0));
     waiting.was_read(&first, 4, false, &[1, 2].into());
     assert_eq!(waiting.take(9, |_| true), first[2..]);
+}
+
+/// While a gap is open nothing can be taken of any run: numbers that wait for that are kept.
+#[test]
+fn a_gap_is_no_reason_to_read_the_ledger_again_and_again() {
+    let mut waiting = Waiting::new(&[], None, true, 8);
+    (1..=9).for_each(|seq| waiting.hand(waiter(seq, seq.unsigned_abs()), 3));
+    assert!(waiting.take(9, |_| true).is_empty());
+    waiting.shorten(|_| false);
+    waiting.bring_back(|_| true);
+    assert_eq!((waiting.len(), waiting.read(std::iter::empty())), (8, None));
+    assert!(!waiting.wants());
+    waiting.bridged(HashSet::new());
+    assert_eq!(waiting.take(9, |_| true).len(), 8);
+}
+
+/// One run that is refused has more numbers from before the gap than memory holds.
+#[test]
+fn old_numbers_of_a_run_that_stands_still_keep_no_other_from_its_missed_rows() {
+    let old = |seq, run| Waiter { old: true, ..waiter(seq, run) };
+    let known: Vec<Waiter> = (1..=8).map(|seq| old(seq, 1)).collect();
+    let mut waiting = Waiting::new(&known, Some(4), true, 8);
+    assert!(waiting.has_old(RunHash(2)), "nobody knows");
+    assert!(waiting.take(9, |run| run.0 != 1).is_empty());
+    waiting.shorten(|run| run.0 == 1);
+    assert_eq!(waiting.read(std::iter::empty()), Some(4));
+    waiting.was_read(&[old(9, 1), old(10, 3), waiter(11, 2)], 6, true, &HashSet::new());
+    let has_old = [1, 2, 3].map(|run| waiting.has_old(RunHash(run)));
+    assert_eq!(has_old, [true, false, true]);
+    assert_eq!(waiting.take(9, |run| run.0 != 1), [old(10, 3)]);
+    waiting.loaded(1);
+    // It goes on: what is here, then the others, and the rows that it missed behind all of them.
+    assert_eq!(waiting.take(9, |_| true), known[..2]);
+    waiting.loaded(2);
+    waiting.bring_back(|_| true);
+    assert!(waiting.has_old(RunHash(1)));
+    assert_eq!(waiting.read(std::iter::empty()), Some(0));
+    waiting.was_read(&[old(3, 1), old(9, 1), waiter(11, 2)], 6, true, &[11].into());
+    assert_eq!(waiting.take(9, |_| true), [old(3, 1), old(9, 1)]);
+    waiting.loaded(2);
+    assert!(!waiting.has_old(RunHash(1)));
+}
+
+/// Each reading comes to the ledger's end, however often runs go on meanwhile.
+#[test]
+fn a_run_that_goes_on_begins_no_reading_anew() {
+    let mut waiting = Waiting::new(&[waiter(1, 1)], Some(7), false, 8);
+    waiting.park(RunHash(1));
+    assert_eq!(waiting.read(std::iter::empty()), Some(7));
+    waiting.was_read(&[waiter(5, 1), waiter(6, 2)], 9, false, &HashSet::new());
+    waiting.unpark(RunHash(1));
+    assert_eq!(waiting.read(std::iter::empty()), Some(9));
+    waiting.was_read(&[waiter(7, 3)], 10, true, &HashSet::new());
+    assert_eq!(waiting.take(9, |_| true), [waiter(6, 2), waiter(7, 3)]);
+    assert_eq!(waiting.read(std::iter::empty()), Some(0));
 }
 
 /// A reading that began behind what a run has in the ledger alone brings none of its later numbers.
