@@ -1,5 +1,6 @@
-//! One JetStream stream: fast-ingest batches with gap mode `fail`, plain publishes, a dedupe
-//! window that ages, and, with replicas, proposals that are decided later or never.
+//! One JetStream stream: fast-ingest batches with gap mode `fail`, plain publishes, with the sequence
+//! that they expect or without, a dedupe window that ages, and, with replicas, proposals that are
+//! decided later or never.
 
 use outboxd::message::Headers;
 use std::collections::{HashMap, VecDeque};
@@ -15,6 +16,8 @@ pub struct Packet {
     pub conn: u64,
     pub attempt: u64,
     pub batch: Option<Nth>,
+    /// What must be the stream's last message if this one is to be stored.
+    pub expected: Option<Expected>,
     pub seq: i64,
     pub msg_id: String,
     pub head: String,
@@ -24,6 +27,14 @@ pub struct Packet {
     pub sent_at: Micros,
     /// Sent for a session that was over.
     pub stale: bool,
+}
+
+/// The message before one that is sent in sequence.
+#[derive(Debug, Clone)]
+pub struct Expected {
+    pub seq: u64,
+    /// On one replica, while that one is unanswered.
+    pub msg_id: Option<String>,
 }
 
 /// Place in a batch.
@@ -47,6 +58,10 @@ pub enum Reply {
     Refused {
         attempt: u64,
         permanent: bool,
+    },
+    /// Another sequence is the last one.
+    WrongLast {
+        attempt: u64,
     },
     BatchAck {
         batch: u64,
@@ -94,6 +109,8 @@ pub struct Broker {
     /// Which stream of this name it is.
     pub incarnation: u32,
     pub replicated: bool,
+    /// With one replica: the dedupe window is looked at before the expected sequence.
+    pub dedupes_first: bool,
     pub window: Micros,
     /// Stream sequence n is at n - 1.
     pub log: Vec<Stored>,
@@ -108,10 +125,11 @@ pub struct Broker {
 }
 
 impl Broker {
-    pub fn new(replicated: bool, window: Micros) -> Broker {
+    pub fn new(replicated: bool, dedupes_first: bool, window: Micros) -> Broker {
         Broker {
             incarnation: 1,
             replicated,
+            dedupes_first,
             window,
             log: Vec::new(),
             news: Vec::new(),
@@ -142,7 +160,7 @@ impl Broker {
             incarnation: self.incarnation + 1,
             news: std::mem::take(&mut self.news),
             up: self.up,
-            ..Broker::new(self.replicated, self.window)
+            ..Broker::new(self.replicated, self.dedupes_first, self.window)
         };
     }
 
@@ -205,10 +223,22 @@ impl Broker {
 
     fn receive_one(&mut self, now: Micros, packet: Packet) -> Option<Reply> {
         let attempt = packet.attempt;
+        let last = self.last_seq() + self.proposals.len() as u64;
+        let last_id = self.log.last().map(|stored| &stored.msg_id);
+        let wrong_last = packet.expected.as_ref().is_some_and(|expected| {
+            let wrong_id = expected.msg_id.as_ref().is_some_and(|id| Some(id) != last_id);
+            expected.seq != last || wrong_id
+        });
+        if wrong_last && !self.replicated && !self.dedupes_first {
+            return Some(Reply::WrongLast { attempt });
+        }
         match self.duplicate(now, &packet.msg_id) {
             Some(0) => return Some(Reply::InProgress { attempt }),
             Some(seq) => return Some(Reply::Ack { attempt, seq, duplicate: true }),
             None => {}
+        }
+        if wrong_last {
+            return Some(Reply::WrongLast { attempt });
         }
         if self.full || packet.poison {
             return Some(Reply::Refused { attempt, permanent: packet.poison });

@@ -1,5 +1,6 @@
 //! A destination's publisher as the core may expect it: every attempt is answered exactly once,
-//! and after Up, Down, an unknown outcome or (in a batch) a refusal it takes nothing until Resume.
+//! and after Up, Down, an unknown outcome or (in a batch or in sequence) a refusal it takes nothing
+//! until Resume.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -11,7 +12,7 @@ use outboxd::relay::outcome::{
     Answer, Attempt, Doubt, Outcome, Pipeline, ReadFrom, Refusal, Resumed, Retention, StreamFacts,
 };
 
-use crate::broker::{Broker, Micros, Nth, Packet, Reply};
+use crate::broker::{Broker, Expected, Micros, Nth, Packet, Reply};
 use crate::postgres::{MAX_MESSAGE_BYTES, POISON};
 
 #[derive(Debug)]
@@ -39,11 +40,14 @@ struct Batch {
 pub struct Publisher {
     pub conn: Option<u64>,
     pub pipeline: Pipeline,
+    replicated: bool,
     envelope: Envelope,
     fenced: bool,
     queue: VecDeque<Shipment>,
     batch: Option<Batch>,
     ones: BTreeSet<u64>,
+    /// In sequence: the stream's last message when everything sent is stored.
+    last: (u64, String),
     /// When the last Resume read the stream.
     pub resumed_at: Micros,
 }
@@ -64,11 +68,13 @@ impl Publisher {
         Publisher {
             conn: None,
             pipeline: Pipeline::Batch,
+            replicated: false,
             envelope,
             fenced: true,
             queue: VecDeque::new(),
             batch: None,
             ones: BTreeSet::new(),
+            last: (0, String::new()),
             resumed_at: 0,
         }
     }
@@ -76,6 +82,7 @@ impl Publisher {
     pub fn connect(&mut self, conn: u64, pipeline: Pipeline, broker: &Broker) -> Effect {
         self.conn = Some(conn);
         self.pipeline = pipeline;
+        self.replicated = broker.replicated;
         self.fenced = true;
         Effect::Report(Report::Up(StreamFacts {
             stream: "EVENTS".to_owned(),
@@ -97,9 +104,7 @@ impl Publisher {
         let mut effects = Vec::new();
         if self.conn.take().is_some() {
             self.unknown(Doubt::Disconnected, &mut effects);
-            for attempt in std::mem::take(&mut self.ones) {
-                effects.push(answer(attempt, attempt, Outcome::Unknown(Doubt::Disconnected)));
-            }
+            self.give_up(Doubt::Disconnected, &mut effects);
             effects.push(Effect::Report(Report::Down(failure("gone"))));
         }
         effects
@@ -127,6 +132,7 @@ impl Publisher {
             }
             Order::Resume(ReadFrom { floor, known, confirmable, .. }) => {
                 self.fenced = false;
+                self.last = (broker.last_seq(), String::new());
                 self.resumed_at = now;
                 let same = floor.created == broker.created();
                 let from = if same { floor.seq } else { 0 };
@@ -149,17 +155,22 @@ impl Publisher {
     fn send(&mut self, ids: &mut Ids, effects: &mut Vec<Effect>) {
         let Some(conn) = self.conn else { return };
         match self.pipeline {
-            Pipeline::PerRun => {
+            Pipeline::PerRun | Pipeline::Sequence => {
                 while let Some(shipment) = self.queue.pop_front() {
                     let attempt = shipment.attempt.0;
+                    let mut packet = self.packet(conn, &shipment, None);
+                    if self.pipeline == Pipeline::Sequence {
+                        let (seq, id) = self.last.clone();
+                        let named = !self.replicated && !self.ones.is_empty();
+                        packet.expected = Some(Expected { seq, msg_id: named.then_some(id) });
+                        self.last = (seq + 1, packet.msg_id.clone());
+                    }
                     self.ones.insert(attempt);
-                    effects.push(Effect::Send(self.packet(conn, &shipment, None)));
+                    effects.push(Effect::Send(packet));
                     effects.push(Effect::Watch(Watched::One(attempt)));
                 }
             }
-            Pipeline::Batch | Pipeline::Sequence
-                if self.batch.is_none() && !self.queue.is_empty() =>
-            {
+            Pipeline::Batch if self.batch.is_none() && !self.queue.is_empty() => {
                 let id = ids.next();
                 // Any length will do; this one makes many of them.
                 let length = self.queue.len().min(12);
@@ -175,7 +186,7 @@ impl Publisher {
                 self.batch = Some(batch);
                 effects.push(Effect::Watch(Watched::Batch(id)));
             }
-            Pipeline::Batch | Pipeline::Sequence => {}
+            Pipeline::Batch => {}
         }
     }
 
@@ -186,6 +197,7 @@ impl Publisher {
             conn,
             attempt: shipment.attempt.0,
             batch,
+            expected: None,
             seq: found.seq,
             msg_id: message.id().to_owned(),
             head: message.head().to_owned(),
@@ -203,9 +215,15 @@ impl Publisher {
             Watched::Batch(id) if self.batch.as_ref().is_some_and(|batch| batch.id == id) => {
                 self.unknown(Doubt::Silence, &mut effects);
             }
-            Watched::One(attempt) if self.ones.contains(&attempt) => {
-                self.one(attempt, Outcome::Unknown(Doubt::Silence), &mut effects);
-            }
+            Watched::One(attempt) if self.ones.contains(&attempt) => match self.pipeline {
+                Pipeline::Sequence => {
+                    self.give_up(Doubt::Silence, &mut effects);
+                    self.fence(&mut effects);
+                }
+                Pipeline::PerRun | Pipeline::Batch => {
+                    self.one(attempt, Outcome::Unknown(Doubt::Silence), &mut effects);
+                }
+            },
             Watched::Batch(_) | Watched::One(_) => {}
         }
         effects
@@ -227,6 +245,13 @@ impl Publisher {
             }
             Reply::Refused { attempt, permanent } => {
                 self.one(attempt, Outcome::Refused(refusal(permanent)), &mut effects);
+            }
+            Reply::WrongLast { attempt } => {
+                let outcome = match broker.replicated {
+                    true => Outcome::Unknown(Doubt::Gap),
+                    false => Outcome::NotSent,
+                };
+                self.one(attempt, outcome, &mut effects);
             }
             Reply::BatchAck { batch, seq, count, duplicate } => {
                 if let Some(open) = self.take(batch) {
@@ -281,11 +306,28 @@ impl Publisher {
 
     fn one(&mut self, attempt: u64, outcome: Outcome, effects: &mut Vec<Effect>) {
         if self.ones.remove(&attempt) {
-            let unknown = matches!(outcome, Outcome::Unknown(_));
+            let in_sequence = self.pipeline == Pipeline::Sequence;
+            let over = match outcome {
+                Outcome::Unknown(_) => true,
+                Outcome::Stored { duplicate: false, .. } => false,
+                Outcome::Stored { .. } | Outcome::Refused(_) | Outcome::NotSent => in_sequence,
+            };
+            let outcome = match outcome {
+                // It would not have been stored behind what failed.
+                Outcome::Refused(_) if in_sequence && self.fenced => Outcome::NotSent,
+                other => other,
+            };
             effects.push(answer(attempt, attempt, outcome));
-            if unknown {
+            if over {
                 self.fence(effects);
             }
+        }
+    }
+
+    /// None of the single ones is waited for any more.
+    fn give_up(&mut self, doubt: Doubt, effects: &mut Vec<Effect>) {
+        for attempt in std::mem::take(&mut self.ones) {
+            effects.push(answer(attempt, attempt, Outcome::Unknown(doubt)));
         }
     }
 

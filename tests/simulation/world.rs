@@ -26,7 +26,7 @@ const DRAIN_BOUND: Micros = 600 * SECOND;
 const ENDLESS: u64 = 200_000;
 
 /// Not faults, but the runs prove nothing without them.
-pub const MUST_HAPPEN: [&str; 26] = [
+pub const MUST_HAPPEN: [&str; 27] = [
     "proposals lost",
     "session",
     "stop completed",
@@ -37,6 +37,7 @@ pub const MUST_HAPPEN: [&str; 26] = [
     "found by Resume",
     "batch",
     "per-run",
+    "sequence",
     "sweep",
     "missed",
     "missed row behind old ones",
@@ -62,6 +63,8 @@ pub struct Site {
     pub publisher: Publisher,
     /// Of lost sessions that have not noticed yet.
     pub zombies: Vec<Publisher>,
+    /// When the last message sent in sequence arrives.
+    pub arrived: Micros,
     pub filter: Filter,
     /// Longest time from proposal to decision.
     deciding: Micros,
@@ -328,7 +331,8 @@ impl World {
         let mut pipeline = site.publisher.pipeline;
         if changes {
             pipeline = match pipeline {
-                Pipeline::Batch | Pipeline::Sequence => Pipeline::PerRun,
+                Pipeline::Batch => Pipeline::Sequence,
+                Pipeline::Sequence => Pipeline::PerRun,
                 Pipeline::PerRun => Pipeline::Batch,
             };
         }
@@ -338,7 +342,8 @@ impl World {
     }
 
     pub fn effects(&mut self, at: usize, effects: Vec<Effect>) {
-        // Messages of one batch go one way; plain ones are free to overtake each other.
+        // Messages of one batch go one way, and so do those in sequence; plain ones are free to
+        // overtake each other.
         let mut arrival = self.now + self.dice.between(50, 2 * MS);
         for effect in effects {
             match effect {
@@ -350,10 +355,14 @@ impl World {
                     packet.sent_at = self.now;
                     packet.stale = self.sites[at].publisher.conn != Some(packet.conn);
                     self.swarm.count("sent");
-                    if packet.batch.is_none() {
+                    if packet.batch.is_none() && packet.expected.is_none() {
                         arrival = self.now + self.dice.between(50, 2 * MS);
                     }
                     arrival += self.dice.between(0, 20);
+                    if packet.expected.is_some() {
+                        arrival = arrival.max(self.sites[at].arrived);
+                        self.sites[at].arrived = arrival;
+                    }
                     if self.swarm.strikes(&mut self.dice, Fault::LateStore) {
                         // Often about when the publisher gives up.
                         let least = self.dice.pick(&[10 * MS, ACK_TIMEOUT, ACK_TIMEOUT]);
@@ -440,11 +449,12 @@ impl Site {
         let kinds = dice.pick(&[&[][..], &["order.*"][..], &["stock.moved"][..]]);
         let window = dice.pick(&[2 * SECOND, 10 * SECOND, 120 * SECOND]);
         let mut publisher = Publisher::new(envelope.clone());
-        publisher.pipeline = dice.pick(&[Pipeline::Batch, Pipeline::PerRun]);
+        publisher.pipeline = dice.pick(&[Pipeline::Batch, Pipeline::Sequence, Pipeline::PerRun]);
         Site {
-            broker: Broker::new(dice.coin(), window),
+            broker: Broker::new(dice.coin(), dice.coin(), window),
             publisher,
             zombies: Vec::new(),
+            arrived: 0,
             deciding: dice.pick(&[3 * MS, 3 * MS, 400 * MS]),
             answers: dice.pick(&[0, 0, 0, 600 * MS, 3 * SECOND]),
             filter: Filter {
