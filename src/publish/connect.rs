@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::ack::ServerError;
 use super::login::{REQUEST_TIMEOUT, is_about_login, shown, shuffled};
-use super::nats::{Connection, Event, Subscriber};
+use super::nats::{Cause, Connection, Event, Subscriber};
 use crate::config::DestinationConfig;
 use crate::error::{Failure, Kind};
 
@@ -19,9 +19,7 @@ pub(super) const NO_RESPONDERS: u16 = 503;
 /// What has become of a connection.
 #[derive(Debug, Clone, Default)]
 struct Condition {
-    closed: bool,
-    /// The server's last complaint, e.g. an expired login.
-    complaint: Option<String>,
+    ended: Option<Cause>,
     /// A subject that we may not use, and can't do without.
     violation: Option<String>,
 }
@@ -111,12 +109,16 @@ impl Link {
     /// Connects to one of the servers, in random order.
     pub(super) async fn connect(config: &DestinationConfig) -> Result<Link, Failure> {
         let mut last = Failure::new(Kind::BrokerUnreachable, "`servers` is empty");
+        let mut refused = false;
         for server in shuffled(&config.servers) {
             match Link::connect_to(config, server).await {
                 Ok(link) => return Ok(link),
-                // A refused login says more than an address that does not answer.
-                Err(failure) if last.kind != Kind::BrokerLogin => last = failure,
-                Err(_) => {}
+                // What a server refuses says more than an address that does not answer.
+                Err(failure) if failure.kind == Kind::BrokerUnreachable && refused => {}
+                Err(failure) => {
+                    refused = failure.kind != Kind::BrokerUnreachable;
+                    last = failure;
+                }
             }
         }
         Err(last)
@@ -229,49 +231,39 @@ impl Link {
         if let Some(violation) = &condition.violation {
             return Some(Failure::new(Kind::BrokerPermission, violation.clone()));
         }
-        if !condition.closed {
-            return None;
-        }
-        Some(match &condition.complaint {
-            Some(complaint) if is_about_login(complaint) => {
-                Failure::new(Kind::BrokerLogin, format!("{}: {complaint}", self.server))
+        Some(match condition.ended.as_ref()? {
+            Cause::Said(words) if is_about_login(words) => {
+                Failure::new(Kind::BrokerLogin, format!("{}: {words}", self.server))
             }
-            Some(complaint) => Failure::new(
+            Cause::Said(words) | Cause::Seen(words) => Failure::new(
                 Kind::BrokerUnreachable,
-                format!("the connection to {} broke: {complaint}", self.server),
+                format!("the connection to {} broke: {words}", self.server),
             ),
-            None => Failure::new(
-                Kind::BrokerUnreachable,
-                format!("the connection to {} broke", self.server),
-            ),
+            Cause::Unwanted => self.closed(),
         })
     }
 
     pub(super) fn broken_or_closed(&self) -> Failure {
-        self.broken().unwrap_or_else(|| {
-            let detail = format!("the connection to {} ended", self.server);
-            Failure::new(Kind::BrokerUnreachable, detail)
-        })
+        self.broken().unwrap_or_else(|| self.closed())
+    }
+
+    fn closed(&self) -> Failure {
+        let detail = format!("the connection to {} ended", self.server);
+        Failure::new(Kind::BrokerUnreachable, detail)
     }
 }
 
 impl Condition {
     fn is_broken(&self) -> bool {
-        self.closed || self.violation.is_some()
+        self.ended.is_some() || self.violation.is_some()
     }
 
     fn note(&mut self, event: Event) {
         match event {
-            Event::Ended(words) => {
-                self.closed = true;
-                // What the server complained about says more than how the socket ended.
-                self.complaint = self.complaint.take().or(words);
-            }
+            Event::Ended(cause) => self.ended = Some(cause),
             Event::Complaint(words) => {
                 if words.to_ascii_lowercase().contains("permissions violation") {
                     self.violation.get_or_insert(words);
-                } else {
-                    self.complaint = Some(words);
                 }
             }
         }
@@ -304,7 +296,7 @@ mod tests {
         condition.note(Event::Complaint(words.into()));
         assert!(condition.is_broken() && condition.violation.as_deref() == Some(words));
         let mut condition = Condition::default();
-        condition.note(Event::Ended(None));
+        condition.note(Event::Ended(Cause::Unwanted));
         assert!(condition.is_broken());
     }
 

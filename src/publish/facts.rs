@@ -280,4 +280,4 @@ pub(super) fn same_apart_from_state(one: &StreamFacts, other: &StreamFacts) -> b
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -4,7 +4,7 @@ use super::*;
 use crate::config::{Filter, NatsAuth, NatsTls, StreamCreate};
 use crate::message::Template;
 
-fn destination(subject: &str) -> DestinationConfig {
+pub(in crate::publish) fn destination(subject: &str) -> DestinationConfig {
     DestinationConfig {
         name: "events".into(),
         servers: vec!["nats://localhost".into()],

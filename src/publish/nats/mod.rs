@@ -10,6 +10,8 @@
 //! (the task that moves bytes).
 
 mod handshake;
+#[cfg(test)]
+pub(super) mod peer;
 mod wire;
 mod worker;
 
@@ -54,8 +56,25 @@ impl Shared {
 pub(super) enum Event {
     /// A complaint in its words.
     Complaint(String),
-    /// The connection is over, and why, if that is known.
-    Ended(Option<String>),
+    /// The connection is over, and why.
+    Ended(Cause),
+}
+
+/// Why a connection is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// The server's last words before it closed it.
+    Said(String),
+    /// What was seen on this side.
+    Seen(String),
+    /// Nobody wants it any more.
+    Unwanted,
+}
+
+impl From<String> for Cause {
+    fn from(seen: String) -> Cause {
+        Cause::Seen(seen)
+    }
 }
 
 /// Handle of an open connection; dropping it closes it at once, with whatever is still unsent.
@@ -90,6 +109,7 @@ impl Connection {
             socket: opened.socket,
             unread: opened.unread,
             sending: worker::Sending::default(),
+            last_words: None,
             shared: Arc::clone(&shared),
             close: close.clone(),
             events: Box::new(events),

@@ -2,6 +2,7 @@
 //! the server is dead. Decides nothing about messages.
 
 use bytes::BytesMut;
+use std::fmt::Display;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
@@ -15,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::handshake::Socket;
 use super::wire::{self, Op};
-use super::{Event, Shared};
+use super::{Cause, Event, Shared};
 use crate::publish::connect::ServerFacts;
 
 /// A link without a word in so long is asked for one; with a second question unanswered it is dead,
@@ -26,6 +27,14 @@ const UNANSWERED_MAX: u32 = 2;
 const READ_BYTES: usize = 32 << 10;
 /// A large message leaves no more than this behind.
 const KEEP_BYTES: usize = 256 << 10;
+
+/// Complaints after which a server goes on, in lower case: they are the cause of no end.
+const GOES_ON: [&str; 4] = [
+    "permissions violation",
+    "maximum subscriptions exceeded",
+    "invalid subject",
+    "invalid publish subject",
+];
 
 /// What is on its way into the socket.
 #[derive(Debug, Default)]
@@ -47,6 +56,8 @@ pub(super) struct Worker {
     pub(super) socket: Socket,
     pub(super) unread: BytesMut,
     pub(super) sending: Sending,
+    /// A complaint that nothing has followed yet: what a server says before it closes.
+    pub(super) last_words: Option<String>,
     pub(super) shared: Arc<Shared>,
     pub(super) close: CancellationToken,
     pub(super) events: Box<dyn FnMut(Event) + Send>,
@@ -56,15 +67,15 @@ pub(super) struct Worker {
 impl Worker {
     /// Ends with the connection, or when its handle is dropped.
     pub(super) async fn run(mut self) {
-        let words = self.work().await.err();
+        let cause = self.work().await.err().unwrap_or(Cause::Unwanted);
         // Whoever finds that nothing comes any more can tell why.
-        (self.events)(Event::Ended(words));
+        (self.events)(Event::Ended(cause));
         self.shared.lock().subscriptions.clear();
         self.ended.send_replace(true);
         self.shared.taken.notify_one();
     }
 
-    async fn work(&mut self) -> Result<(), String> {
+    async fn work(&mut self) -> Result<(), Cause> {
         let mut tick = interval(PING_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut pulse = Pulse { tick, heard: true, unanswered: 0 };
@@ -76,10 +87,11 @@ impl Worker {
                 biased;
                 () = self.close.cancelled() => return Ok(()),
                 moved = transfer(&mut self.socket, &mut self.unread, &mut self.sending) => {
-                    match moved.map_err(|error| error.to_string())? {
-                        Moved::Sent => {}
-                        Moved::Read(0) => return Err("it was closed by the server".to_owned()),
-                        Moved::Read(_) => {
+                    match moved {
+                        Err(error) => return Err(self.lost(&error)),
+                        Ok(Moved::Sent) => {}
+                        Ok(Moved::Read(0)) => return Err(self.lost(&"it was closed by the server")),
+                        Ok(Moved::Read(_)) => {
                             pulse.heard = true;
                             self.absorb()?;
                         }
@@ -93,6 +105,11 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Why the socket has ended: its server's last words say more than what was seen of it.
+    fn lost(&mut self, seen: &dyn Display) -> Cause {
+        self.last_words.take().map_or_else(|| Cause::Seen(seen.to_string()), Cause::Said)
     }
 
     /// Takes what there is to send, unless something is still on its way.
@@ -112,6 +129,7 @@ impl Worker {
     /// Every whole operation that was read.
     fn absorb(&mut self) -> Result<(), String> {
         while let Some(op) = wire::take(&mut self.unread)? {
+            self.last_words = None;
             match op {
                 Op::Deliver(sid, delivery) => {
                     let state = self.shared.lock();
@@ -122,7 +140,12 @@ impl Worker {
                 }
                 Op::Ping => self.shared.lock().unsent.extend_from_slice(wire::PONG),
                 Op::Info(info) => self.shared.lock().facts = ServerFacts::of(&info),
-                Op::Complaint(words) => (self.events)(Event::Complaint(words)),
+                Op::Complaint(words) => {
+                    let lower = words.to_ascii_lowercase();
+                    let goes_on = GOES_ON.iter().any(|begin| lower.starts_with(begin));
+                    self.last_words = (!goes_on).then(|| words.clone());
+                    (self.events)(Event::Complaint(words));
+                }
                 Op::Pong | Op::Fine => {}
             }
         }
@@ -199,3 +222,6 @@ fn poll_send(
     sending.bytes.shrink_to(KEEP_BYTES);
     Poll::Ready(Ok(()))
 }
+
+#[cfg(test)]
+mod tests;
