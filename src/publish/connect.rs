@@ -154,10 +154,9 @@ impl Link {
         self.connection.has_room()
     }
 
-    /// Waits until a message may be sent.
-    pub(super) async fn room(&self) -> Result<(), Failure> {
+    /// Waits until a message may be sent, or the connection has ended. Cancel-safe.
+    pub(super) async fn room(&self) {
         self.connection.room().await;
-        self.broken().map_or(Ok(()), Err)
     }
 
     /// Sends a message that wants an answer below an inbox. `head` is a header block or empty.

@@ -121,12 +121,12 @@ impl<'a> Session<'a> {
             {
                 return Ok(Ended::Changed(changed));
             }
-            self.send_queued().await?;
+            self.send_queued();
             self.flush_answers();
             let look_at = self.pipe.may_look().then_some(self.look_at);
             let wake = self.deadline().into_iter().chain(look_at).min();
             let wake = wake.unwrap_or_else(|| Instant::now() + LOOK_EVERY);
-            let more = !self.halted && !self.queue.is_empty() && self.pipe.takes_next();
+            let more = !self.queue.is_empty() && self.may_send();
             // Results before new work, and an answer that is there before its deadline.
             tokio::select! {
                 biased;
@@ -141,7 +141,7 @@ impl<'a> Session<'a> {
                     Some(order) => self.accept(order),
                     None => return Ok(Ended::Stopped),
                 },
-                () = std::future::ready(()), if more => {}
+                () = self.link.room(), if more => {}
                 () = sleep_until(wake.into()) => self.expire(Instant::now())?,
             }
         }
@@ -176,30 +176,26 @@ impl<'a> Session<'a> {
         ended.map_or(Ok(()), Err)
     }
 
-    async fn send_queued(&mut self) -> Result<(), Failure> {
-        let mut now = Instant::now();
+    /// Sends what the pipeline and the connection take now. Waits for neither: answers and orders
+    /// are heard meanwhile.
+    fn send_queued(&mut self) {
+        let now = Instant::now();
         for _ in 0..SEND_RUN {
-            if self.halted || !self.pipe.takes_next() {
-                return Ok(());
+            if !self.may_send() || !self.link.has_room() {
+                break;
             }
-            let Some(Shipment { attempt, message }) = self.queue.pop_front() else {
-                return Ok(());
-            };
+            let Some(Shipment { attempt, message }) = self.queue.pop_front() else { break };
             let last = self.queue.is_empty();
             self.pipe.stamp(attempt, &message, last, now, &mut self.stamp);
             let Stamp { reply, head } = &self.stamp;
             let head = if head.is_empty() { message.head() } else { head };
             self.link.publish(message.subject(), reply, head, &message.payload);
-            if !self.link.has_room() {
-                let room = timeout(self.task.config.ack_timeout, self.link.room()).await;
-                room.unwrap_or_else(|_| {
-                    let detail = "the connection takes no more bytes".to_owned();
-                    Err(Failure::new(Kind::BrokerUnreachable, detail))
-                })?;
-                now = Instant::now();
-            }
         }
-        Ok(())
+    }
+
+    /// May the next message be sent, as far as the order of messages goes?
+    fn may_send(&self) -> bool {
+        !self.halted && self.pipe.takes_next()
     }
 
     /// Answers that are there already, so that a window's worth of them is one report.
@@ -341,6 +337,13 @@ impl<'a> Session<'a> {
         if self.deadline().is_none_or(|deadline| deadline > now) {
             return Ok(());
         }
+        // What waits to be sent is given up with the connection: later it would be too late.
+        if !self.link.has_room() {
+            let within = self.task.config.ack_timeout;
+            let detail =
+                format!("no answer within {within:?}, and the connection takes no more bytes");
+            return Err(Failure::new(Kind::BrokerUnreachable, detail));
+        }
         let answers = self.pipe.expire(now, self.task.config.ack_timeout);
         self.answered(answers);
         self.silences += 1;
@@ -385,3 +388,6 @@ impl<'a> Session<'a> {
 fn error_of(forbidden: &Forbidden) -> ServerError {
     ServerError::undelivered(forbidden.words.clone())
 }
+
+#[cfg(test)]
+mod tests;
