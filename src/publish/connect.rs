@@ -171,13 +171,12 @@ impl Link {
         body: Option<serde_json::Value>,
     ) -> Result<T, AskError> {
         let body = body.map_or_else(String::new, |body| body.to_string());
-        let (inbox, mut answers) = self.open_inbox();
         let subject = format!("{}.{verb}", self.api);
-        self.publish(&subject, &format!("{inbox}.1"), "", body.as_bytes());
+        let request = self.connection.request(&subject, body.as_bytes());
         let mut condition = self.condition.clone();
         let answer = tokio::select! {
             biased;
-            answer = timeout(REQUEST_TIMEOUT, answers.next()) => answer,
+            answer = timeout(REQUEST_TIMEOUT, request) => answer,
             _ = condition.wait_for(|condition| condition.is_broken()) => Ok(None),
         };
         let answer = match answer {

@@ -16,7 +16,7 @@ mod wire;
 mod worker;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::connect::ServerFacts;
@@ -27,6 +27,9 @@ pub(super) use wire::Delivery;
 /// Bytes that may wait for the socket's task: whoever has more to say lets it run first, so that
 /// the server works while the next ones are encoded.
 const UNSENT_MAX: usize = 64 << 10;
+/// The subscription that every request's answer comes on: one for the connection, and below its
+/// inbox one word per request.
+const REQUESTS: u64 = 1;
 
 /// What a connection is asked for.
 struct State {
@@ -34,6 +37,10 @@ struct State {
     unsent: Vec<u8>,
     subscriptions: Vec<(u64, mpsc::UnboundedSender<Delivery>)>,
     last_sid: u64,
+    /// Requests without an answer yet.
+    requests: Vec<(u64, oneshot::Sender<Delivery>)>,
+    last_request: u64,
+    ended: bool,
     facts: ServerFacts,
 }
 
@@ -48,6 +55,40 @@ struct Shared {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// A request's word, and its answer to come. `None`: the connection has ended.
+    fn expect_answer(&mut self) -> Option<(u64, oneshot::Receiver<Delivery>)> {
+        if self.ended {
+            return None;
+        }
+        let (sender, answer) = oneshot::channel();
+        self.last_request += 1;
+        self.requests.retain(|(_, sender)| !sender.is_closed());
+        self.requests.push((self.last_request, sender));
+        Some((self.last_request, answer))
+    }
+
+    /// Hands a message to whoever waits for it; without effect when that was given up.
+    fn deliver(&mut self, sid: u64, delivery: Delivery) {
+        if sid == REQUESTS {
+            let token = delivery.subject().rsplit('.').next().and_then(|word| word.parse().ok());
+            let at = self.requests.iter().position(|(own, _)| Some(*own) == token);
+            if let Some(at) = at {
+                self.requests.swap_remove(at).1.send(delivery).unwrap_or_default();
+            }
+        } else if let Some((_, to)) = self.subscriptions.iter().find(|(own, _)| *own == sid) {
+            to.send(delivery).unwrap_or_default();
+        }
+    }
+
+    /// Nothing comes any more.
+    fn end(&mut self) {
+        self.ended = true;
+        self.subscriptions.clear();
+        self.requests.clear();
     }
 }
 
@@ -81,7 +122,6 @@ impl From<String> for Cause {
 pub(super) struct Connection {
     shared: Arc<Shared>,
     inbox: String,
-    ended: watch::Receiver<bool>,
     _close: DropGuard,
 }
 
@@ -93,18 +133,24 @@ impl Connection {
         events: impl FnMut(Event) + Send + 'static,
     ) -> Result<Connection, Failure> {
         let opened = handshake::open(config, server).await?;
+        let prefix = config.inbox_prefix.as_deref().unwrap_or("_INBOX");
+        let inbox = format!("{prefix}.{}", uuid::Uuid::new_v4().simple());
+        let mut unsent = Vec::new();
+        wire::subscribe(&mut unsent, &format!("{inbox}.{REQUESTS}.*"), REQUESTS);
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                unsent: Vec::new(),
+                unsent,
                 subscriptions: Vec::new(),
-                last_sid: 0,
+                last_sid: REQUESTS,
+                requests: Vec::new(),
+                last_request: 0,
+                ended: false,
                 facts: opened.facts,
             }),
             wake: Notify::new(),
             taken: Notify::new(),
         });
         let close = CancellationToken::new();
-        let (ended_in, ended) = watch::channel(false);
         let worker = worker::Worker {
             socket: opened.socket,
             unread: opened.unread,
@@ -113,12 +159,9 @@ impl Connection {
             shared: Arc::clone(&shared),
             close: close.clone(),
             events: Box::new(events),
-            ended: ended_in,
         };
         tokio::spawn(worker.run());
-        let prefix = config.inbox_prefix.as_deref().unwrap_or("_INBOX");
-        let inbox = format!("{prefix}.{}", uuid::Uuid::new_v4().simple());
-        Ok(Connection { shared, inbox, ended, _close: close.drop_guard() })
+        Ok(Connection { shared, inbox, _close: close.drop_guard() })
     }
 
     /// What the server said about itself last.
@@ -133,7 +176,8 @@ impl Connection {
 
     /// Waits for room, or for the end of the connection.
     pub(super) async fn room(&self) {
-        while !self.has_room() && !*self.ended.borrow() {
+        let waits = |state: &State| state.unsent.len() >= UNSENT_MAX && !state.ended;
+        while waits(&self.shared.lock()) {
             self.shared.taken.notified().await;
         }
     }
@@ -154,13 +198,23 @@ impl Connection {
         }
     }
 
+    /// Publishes a message and waits for its one answer. `None`: the connection has ended.
+    /// Cancel-safe: a request that is given up hears nothing any more.
+    pub(super) async fn request(&self, subject: &str, payload: &[u8]) -> Option<Delivery> {
+        let (token, answer) = self.shared.lock().expect_answer()?;
+        self.publish(subject, &format!("{}.{REQUESTS}.{token}", self.inbox), "", payload);
+        answer.await.ok()
+    }
+
     /// An inbox of its own, and what comes below it.
     pub(super) fn open_inbox(&self) -> (String, Subscriber) {
         let (sender, deliveries) = mpsc::unbounded_channel();
         let mut state = self.shared.lock();
         state.last_sid += 1;
         let sid = state.last_sid;
-        state.subscriptions.push((sid, sender));
+        if !state.ended {
+            state.subscriptions.push((sid, sender));
+        }
         drop(state);
         let inbox = format!("{}.{sid}", self.inbox);
         self.write(|unsent| wire::subscribe(unsent, &format!("{inbox}.>"), sid));
@@ -196,3 +250,6 @@ impl Drop for Subscriber {
         self.shared.wake.notify_one();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWrite};
-use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
@@ -61,7 +60,6 @@ pub(super) struct Worker {
     pub(super) shared: Arc<Shared>,
     pub(super) close: CancellationToken,
     pub(super) events: Box<dyn FnMut(Event) + Send>,
-    pub(super) ended: watch::Sender<bool>,
 }
 
 impl Worker {
@@ -70,8 +68,7 @@ impl Worker {
         let cause = self.work().await.err().unwrap_or(Cause::Unwanted);
         // Whoever finds that nothing comes any more can tell why.
         (self.events)(Event::Ended(cause));
-        self.shared.lock().subscriptions.clear();
-        self.ended.send_replace(true);
+        self.shared.lock().end();
         self.shared.taken.notify_one();
     }
 
@@ -131,13 +128,7 @@ impl Worker {
         while let Some(op) = wire::take(&mut self.unread)? {
             self.last_words = None;
             match op {
-                Op::Deliver(sid, delivery) => {
-                    let state = self.shared.lock();
-                    // Without effect when the subscription was given up.
-                    if let Some((_, to)) = state.subscriptions.iter().find(|(own, _)| *own == sid) {
-                        to.send(delivery).unwrap_or_default();
-                    }
-                }
+                Op::Deliver(sid, delivery) => self.shared.lock().deliver(sid, delivery),
                 Op::Ping => self.shared.lock().unsent.extend_from_slice(wire::PONG),
                 Op::Info(info) => self.shared.lock().facts = ServerFacts::of(&info),
                 Op::Complaint(words) => {

@@ -1,0 +1,66 @@
+//! What a connection's owner sees, against a scripted server.
+
+use super::peer::{Heard, PATIENCE, Peer, meet};
+use super::*;
+use tokio::time::timeout;
+
+/// Reads the request for a subject; where its answer goes.
+async fn asked(peer: &mut Peer, wanted: &str) -> String {
+    match peer.hear().await {
+        Heard::Message { subject, reply, .. } if subject == wanted => reply,
+        heard => panic!("{wanted}: {heard:?}"),
+    }
+}
+
+async fn answer(peer: &mut Peer, reply: &str, body: &str) {
+    peer.say(format!("MSG {reply} {REQUESTS} {}\r\n{body}\r\n", body.len())).await;
+}
+
+fn text(answer: Option<Delivery>) -> String {
+    String::from_utf8(answer.unwrap().payload.to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn requests_share_a_subscription_and_each_hears_its_own_answer() {
+    let (connection, mut peer, _events) = meet().await;
+    let script = async {
+        let Heard::Line(line) = peer.hear().await else { panic!("no subscription") };
+        assert_eq!(line, format!("SUB {}.{REQUESTS}.* {REQUESTS}", connection.inbox));
+        let first = asked(&mut peer, "a").await;
+        let second = asked(&mut peer, "b").await;
+        answer(&mut peer, &second, "of b").await;
+        answer(&mut peer, &first, "of a").await;
+        answer(&mut peer, &first, "of a, again").await;
+        answer(&mut peer, "nobody.asked", "at all").await;
+    };
+    let (first, second, ()) =
+        tokio::join!(connection.request("a", b""), connection.request("b", b""), script);
+    assert_eq!((text(first), text(second)), ("of a".to_owned(), "of b".to_owned()));
+
+    // One that is given up leaves its answer to nobody.
+    let mut late = Box::pin(connection.request("c", b""));
+    let given_up = tokio::select! {
+        biased;
+        _ = &mut late => panic!("answered"),
+        reply = asked(&mut peer, "c") => reply,
+    };
+    drop(late);
+    let script = async {
+        let reply = asked(&mut peer, "d").await;
+        answer(&mut peer, &given_up, "of c").await;
+        answer(&mut peer, &reply, "of d").await;
+    };
+    let (answered, ()) = tokio::join!(connection.request("d", b""), script);
+    assert_eq!(text(answered), "of d");
+    assert!(connection.shared.lock().requests.is_empty());
+
+    let script = async {
+        asked(&mut peer, "e").await;
+        drop(peer);
+    };
+    let (answered, ()) = tokio::join!(timeout(PATIENCE, connection.request("e", b"")), script);
+    assert_eq!(answered.unwrap(), None);
+    assert_eq!(timeout(PATIENCE, connection.request("f", b"")).await.unwrap(), None);
+    let (_, mut closed) = connection.open_inbox();
+    assert_eq!(timeout(PATIENCE, closed.next()).await.unwrap(), None);
+}
