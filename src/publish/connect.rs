@@ -144,6 +144,11 @@ impl Link {
         Ok(Link { connection, condition, forbidden, api, server: shown(server) })
     }
 
+    /// Ends the connection's use at once; what is on its way may be lost, and should be.
+    pub(super) fn give_up(&self) {
+        self.connection.give_up();
+    }
+
     /// What the server said about itself.
     pub(super) fn server_facts(&self) -> ServerFacts {
         self.connection.facts()

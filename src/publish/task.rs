@@ -98,7 +98,10 @@ impl Task {
             stored |= session.has_stored();
             facts = match ended {
                 Ended::Stopped => return Err(Stopped),
-                Ended::Failed(failure) => return Ok((failure, stored)),
+                Ended::Failed(failure) => {
+                    link.give_up();
+                    return Ok((failure, stored));
+                }
                 Ended::Changed(facts) => facts,
             };
         }

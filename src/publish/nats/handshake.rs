@@ -34,6 +34,16 @@ pub(super) enum Socket {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
+impl Socket {
+    /// What is below TLS.
+    pub(super) fn tcp(&self) -> &TcpStream {
+        match self {
+            Socket::Plain(stream) => stream,
+            Socket::Tls(stream) => stream.get_ref().0,
+        }
+    }
+}
+
 /// A connection that may be used.
 pub(super) struct Opened {
     pub(super) socket: Socket,

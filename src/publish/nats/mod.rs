@@ -17,7 +17,7 @@ mod worker;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 
 use super::connect::ServerFacts;
 use crate::config::DestinationConfig;
@@ -40,6 +40,8 @@ struct State {
     /// Requests without an answer yet.
     requests: Vec<(u64, oneshot::Sender<Delivery>)>,
     last_request: u64,
+    /// What is on its way is not wanted any more, either.
+    given_up: bool,
     ended: bool,
     facts: ServerFacts,
 }
@@ -118,11 +120,12 @@ impl From<String> for Cause {
     }
 }
 
-/// Handle of an open connection; dropping it closes it at once, with whatever is still unsent.
+/// Handle of an open connection. Dropping it closes it: what is unsent stays so, since a message that
+/// nobody waits for may come behind its successors; what the socket has taken still arrives.
 pub(super) struct Connection {
     shared: Arc<Shared>,
     inbox: String,
-    _close: DropGuard,
+    close: CancellationToken,
 }
 
 impl Connection {
@@ -144,6 +147,7 @@ impl Connection {
                 last_sid: REQUESTS,
                 requests: Vec::new(),
                 last_request: 0,
+                given_up: false,
                 ended: false,
                 facts: opened.facts,
             }),
@@ -161,7 +165,7 @@ impl Connection {
             events: Box::new(events),
         };
         tokio::spawn(worker.run());
-        Ok(Connection { shared, inbox, _close: close.drop_guard() })
+        Ok(Connection { shared, inbox, close })
     }
 
     /// What the server said about itself last.
@@ -198,6 +202,14 @@ impl Connection {
         }
     }
 
+    /// Closes the connection together with what the socket has taken and not delivered, as far as
+    /// that can be: the answers were given up, and a message must not be stored after the stream was
+    /// read back.
+    pub(super) fn give_up(&self) {
+        self.shared.lock().given_up = true;
+        self.close.cancel();
+    }
+
     /// Publishes a message and waits for its one answer. `None`: the connection has ended.
     /// Cancel-safe: a request that is given up hears nothing any more.
     pub(super) async fn request(&self, subject: &str, payload: &[u8]) -> Option<Delivery> {
@@ -219,6 +231,12 @@ impl Connection {
         let inbox = format!("{}.{sid}", self.inbox);
         self.write(|unsent| wire::subscribe(unsent, &format!("{inbox}.>"), sid));
         (inbox, Subscriber { shared: Arc::clone(&self.shared), sid, deliveries })
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.close.cancel();
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::peer::{Heard, PATIENCE, Peer, meet};
 use super::*;
+use tokio::io::AsyncReadExt as _;
 use tokio::time::timeout;
 
 /// Reads the request for a subject; where its answer goes.
@@ -63,4 +64,26 @@ async fn requests_share_a_subscription_and_each_hears_its_own_answer() {
     assert_eq!(timeout(PATIENCE, connection.request("f", b"")).await.unwrap(), None);
     let (_, mut closed) = connection.open_inbox();
     assert_eq!(timeout(PATIENCE, closed.next()).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn what_the_socket_took_arrives_unless_the_connection_is_given_up() {
+    for give_up in [false, true] {
+        let (connection, mut peer, _events) = meet().await;
+        // More than the buffers of both sides hold.
+        connection.publish("a", "b", "", &vec![b'x'; 32 << 20]);
+        assert!(matches!(peer.hear().await, Heard::Line(line) if line.starts_with("SUB ")));
+        // The message is on its way.
+        assert_eq!(peer.socket.read_u8().await.unwrap(), b'P');
+        if give_up {
+            connection.give_up();
+        }
+        drop(connection);
+        // Unread in a socket that is closed, this would reset it.
+        peer.say("PING\r\n").await;
+        let mut rest = Vec::new();
+        let read = timeout(PATIENCE, peer.socket.read_to_end(&mut rest)).await.unwrap();
+        assert_eq!(read.is_err(), give_up, "{read:?}");
+        assert!(rest.starts_with(b"UB a b 33554432\r\nxxx") && rest.len() < 32 << 20);
+    }
 }

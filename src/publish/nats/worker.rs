@@ -9,8 +9,8 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWrite};
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::handshake::Socket;
@@ -22,6 +22,8 @@ use crate::publish::connect::ServerFacts;
 /// within 20 s.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 const UNANSWERED_MAX: u32 = 2;
+/// A server that is told of the end closes within this.
+const GOODBYE: Duration = Duration::from_secs(2);
 /// Room for one read.
 const READ_BYTES: usize = 32 << 10;
 /// A large message leaves no more than this behind.
@@ -67,9 +69,33 @@ impl Worker {
     pub(super) async fn run(mut self) {
         let cause = self.work().await.err().unwrap_or(Cause::Unwanted);
         // Whoever finds that nothing comes any more can tell why.
+        let unwanted = cause == Cause::Unwanted;
         (self.events)(Event::Ended(cause));
         self.shared.lock().end();
         self.shared.taken.notify_one();
+        if unwanted {
+            self.part().await;
+        }
+    }
+
+    /// Closes a connection that works. To close a socket while something comes in resets it, and
+    /// that takes back what the server has not read; so the server is told of the end, and closes.
+    async fn part(mut self) {
+        if self.shared.lock().given_up {
+            // Without effect on a socket that is gone.
+            self.socket.tcp().set_zero_linger().unwrap_or_default();
+            return;
+        }
+        let goodbye = async {
+            self.socket.shutdown().await?;
+            self.unread.clear();
+            while self.socket.read_buf(&mut self.unread).await? > 0 {
+                self.unread.clear();
+            }
+            io::Result::Ok(())
+        };
+        // Nobody waits for it, and a server that reads nothing is not waited for.
+        drop(timeout(GOODBYE, goodbye).await);
     }
 
     async fn work(&mut self) -> Result<(), Cause> {
