@@ -108,6 +108,7 @@ CREATE TABLE outbox.destination (
     gap_receipt bigint,
     began_after bigint         NOT NULL DEFAULT 0,
     marked_receipt bigint      NOT NULL DEFAULT 0,
+    compared_in text,
     created_at  timestamptz    NOT NULL DEFAULT now(),
     updated_at  timestamptz    NOT NULL DEFAULT now(),
     PRIMARY KEY (relay, name),
@@ -126,6 +127,8 @@ COMMENT ON COLUMN outbox.destination.receipt_id IS
 COMMENT ON COLUMN outbox.destination.gap_since IS
     'Not NULL: rows were committed that no slot will bring. What WAL brings waits until they are sent.';
 
+COMMENT ON COLUMN outbox.destination.compared_in IS
+    'Cluster and timeline in which the stream was compared with the outbox; in another one all is looked at.';
 COMMENT ON COLUMN outbox.destination.gap_receipt IS
     'With a gap: what receipts up to this id handed over is older than the rows that are missing.';
 

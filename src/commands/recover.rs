@@ -17,6 +17,7 @@ use crate::relay::outcome::Floor;
 use crate::run::plan::Cluster;
 use crate::store::generation::Beginning;
 use crate::store::history::Continuity;
+use crate::store::orphans::Question;
 use crate::store::slot::{self, SlotState};
 use crate::store::{Store, identity, lock, shape};
 use crate::wal::connect_control;
@@ -87,6 +88,8 @@ struct Found {
     done: bool,
     #[serde(skip)]
     continuity: Continuity,
+    #[serde(skip)]
+    same_cluster: bool,
 }
 
 impl Found {
@@ -133,6 +136,7 @@ pub async fn run(args: &Args, config: &Config) -> Result<(), Stopped> {
         destinations: Vec::new(),
         done: false,
         continuity,
+        same_cluster: !matches!(cluster, Cluster::Other { .. }),
     };
     for destination in &config.destinations {
         if !args.json {
@@ -177,7 +181,13 @@ async fn look(
         Continuity::Ahead { last, .. } => last,
         Continuity::Fits | Continuity::Short { .. } => i64::MAX,
     };
-    find::sort(store, client, destination, resumed, known_to).await
+    let question = Question {
+        destination: &destination.name,
+        known_to,
+        same_cluster: found.same_cluster,
+        wal_from: None,
+    };
+    find::sort(store, client, destination, resumed, question).await
 }
 
 /// First what consumers and people may look at, then the ledger: a command that is cut off between

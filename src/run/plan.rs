@@ -9,8 +9,7 @@ mod table;
 
 use crate::error::{Failure, Kind};
 use crate::lsn::Lsn;
-use crate::relay::outcome::{Anchor, Floor, Found as Message, StreamFacts};
-use crate::store::events::Holder;
+use crate::relay::outcome::{Anchor, Floor, StreamFacts};
 use crate::store::history::Continuity;
 use crate::store::slot::{Slot, SlotState};
 
@@ -187,27 +186,6 @@ pub fn plan(found: Found) -> Plan {
         SlotState::Foreign { why } => {
             table(Kind::SlotForeign, format!("slot `{name}`: {why}"), None)
         }
-    }
-}
-
-/// What the database could know of a message, and does not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Known {
-    /// The last number that the outbox has given.
-    pub last_seq: i64,
-    /// Where its WAL ends.
-    pub wal_end: Lsn,
-}
-
-/// Is a message of this generation surely not of this history? `holders`: the rows that have its number
-/// now. One without a row may be deleted, or not visible yet; but not one whose number was never given,
-/// or that committed beyond the end of the WAL.
-pub fn is_orphan(message: &Message, holders: Option<&[Holder]>, known: Known) -> bool {
-    let beyond = message.commit_lsn.is_some_and(|lsn| lsn > known.wal_end);
-    match holders {
-        Some(rows) if rows.iter().any(|row| row.is_of(message)) => false,
-        Some(rows) => beyond || rows.iter().all(|row| row.is_other(message)),
-        None => beyond || message.seq > known.last_seq,
     }
 }
 

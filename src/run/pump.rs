@@ -29,6 +29,7 @@ use crate::run::session::Ended;
 use crate::run::sweeper::{Ask, Sweeper};
 use crate::run::work::{Done, Ledger, Place, letter};
 use crate::run::{clock, letters};
+use crate::store::history::Since;
 use crate::store::sweep::{parse_marker, parse_request};
 use crate::wal::{Control, WalItem, WalStream};
 
@@ -253,7 +254,12 @@ impl Pump<'_> {
                         ship.push(Shipment { attempt, message });
                     }
                 }
-                Action::Resume { destination, from } => {
+                Action::Resume { destination, mut from } => {
+                    // In another history the ledger may have less than the position says.
+                    let places = self.places.get(usize::from(destination.0));
+                    if places.is_some_and(|place| place.since != Since::Same) {
+                        from.confirmable = Lsn::ZERO;
+                    }
                     self.order(destination, Order::Resume(from));
                 }
                 Action::Bury { burial, event, fault, attempts } => {
@@ -446,13 +452,14 @@ impl Pump<'_> {
             let open = found.letter.is_some() || !destination.is_decided(found.seq);
             found.generation == generation && open
         });
-        if candidates.is_empty() {
+        if candidates.is_empty() && place.since == Since::Same {
             let Resumed { created, last_seq, .. } = resumed;
             let verified = Verified { created, last_seq, ..Verified::default() };
             return self.feed(Input::Resumed(id, verified));
         }
         let floor = destination.recorded_floor(&resumed.created);
         let highest = destination.highest();
+        self.patient += 1;
         let ledger = Arc::clone(&self.ledger);
         jobs.push(Box::pin(ledger.verify(id, place, resumed, candidates, (floor, highest))));
         Ok(())

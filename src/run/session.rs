@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admin::status::{Phase, Status};
-use crate::config::{Config, Mark, OnDeadLetter};
+use crate::config::{Config, DestinationConfig, Mark, OnDeadLetter};
 use crate::decode::Decoder;
 use crate::error::{Failure, Kind};
 use crate::lsn::Lsn;
@@ -34,6 +34,7 @@ use crate::run::work::{Ledger, Place};
 use crate::run::{clock, letters};
 use crate::store::dead_letters::again::Standing;
 use crate::store::destinations::Progress;
+use crate::store::history::Since;
 use crate::store::ledger::Latest;
 use crate::store::lost_tail::Withdrawn;
 use crate::store::{Store, identity, lock, shape, slot};
@@ -125,7 +126,7 @@ pub async fn run(
     // Dropped with the session, however it ends: nothing of it goes on sending.
     let _stop_on_drop = stop_publishers.clone().drop_guard();
     let (reports_in, reports) = mpsc::unbounded_channel();
-    let places = places(config, prepared.ledger.generation);
+    let places = places(config, &prepared);
     let publishers: Vec<Publisher> = config
         .destinations
         .iter()
@@ -257,6 +258,7 @@ struct Prepared {
     progress: Vec<Progress>,
     /// In the order of the configuration's destinations.
     known: Vec<Known>,
+    since: Vec<Since>,
     letters: Vec<Standing>,
 }
 
@@ -348,8 +350,11 @@ async fn prepare(
     // Without a slot no WAL brings anything.
     let from = plan.slot().map_or(Lsn(u64::MAX), |slot| slot.confirmed_flush);
     let letters = store.standing(&client, from, &names).await?;
-    let ledger = Arc::new(Ledger { client, store, generation: row.generation });
-    Ok(Prepared { ledger, plan, ceiling, progress, known, letters })
+    let since = store.since(&client, &names, (system, timeline)).await?;
+    let wal_from = plan.slot().map(|slot| slot.confirmed_flush);
+    let here = (system.clone(), timeline);
+    let ledger = Arc::new(Ledger { client, store, generation: row.generation, here, wal_from });
+    Ok(Prepared { ledger, plan, ceiling, progress, known, since, letters })
 }
 
 /// Often enough that a standby does not take a healthy relay for a silent one.
@@ -400,13 +405,15 @@ async fn arrive(
     identity::move_on(client, relay, system, timeline).await
 }
 
-fn places(config: &Config, generation: i32) -> Vec<Place> {
-    let place = |destination: &crate::config::DestinationConfig| Place {
+fn places(config: &Config, prepared: &Prepared) -> Vec<Place> {
+    let generation = prepared.ledger.generation;
+    let place = |(destination, since): (&DestinationConfig, &Since)| Place {
         destination: destination.name.clone(),
         envelope: Envelope::new(&config.relay.name, generation, destination),
         blocks_runs: destination.on_dead_letter == OnDeadLetter::BlockRun,
+        since: *since,
     };
-    config.destinations.iter().map(place).collect()
+    config.destinations.iter().zip(&prepared.since).map(place).collect()
 }
 
 fn specs(config: &Config, places: &[Place], prepared: &Prepared) -> Vec<DestinationSpec> {

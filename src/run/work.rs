@@ -14,10 +14,12 @@ use crate::relay::outcome::{DestinationId, Found, Resumed};
 use crate::relay::ranges::RangeSet;
 use crate::run::letters;
 use crate::run::lost_tail::LostTail;
-use crate::run::plan::{self, Known, Plan};
+use crate::run::plan::Plan;
 use crate::run::sweeper::Looked;
 use crate::store::dead_letters::DeadLetter;
+use crate::store::history::Since;
 use crate::store::ledger::{Receipt, ReceiptOutcome};
+use crate::store::orphans::Question;
 use crate::store::rows::Rows;
 use crate::store::{Pulse, Store, identity};
 use tokio_postgres::Client;
@@ -31,6 +33,10 @@ pub struct Ledger {
     pub store: Store,
     /// Generation of the database's history.
     pub generation: i32,
+    /// System identifier and timeline of the cluster.
+    pub here: (String, u32),
+    /// What commits from here on the WAL brings; `None`: no WAL is read.
+    pub wal_from: Option<Lsn>,
 }
 
 /// Where a destination's receipts say that its messages are.
@@ -42,6 +48,8 @@ pub struct Place {
     pub envelope: Envelope,
     /// Does a run wait behind its dead letter?
     pub blocks_runs: bool,
+    /// How the database goes on since the stream was compared with it.
+    pub since: Since,
 }
 
 impl Place {
@@ -147,6 +155,22 @@ impl Ledger {
         candidates: Vec<Found>,
         (floor, newest): (u64, i64),
     ) -> Result<Verified, Failure> {
+        let (name, since) = (place.destination.clone(), place.since);
+        let verified = self.compared(place, resumed, candidates, (floor, newest)).await?;
+        if since != Since::Same {
+            let (system, timeline) = &self.here;
+            self.store.set_compared(&self.client, &[&name], (system, *timeline)).await?;
+        }
+        Ok(verified)
+    }
+
+    async fn compared(
+        &self,
+        place: Place,
+        resumed: Resumed,
+        candidates: Vec<Found>,
+        (floor, newest): (u64, i64),
+    ) -> Result<Verified, Failure> {
         let mut seqs = RangeSet::default();
         let mut events = 0;
         let mut until = None;
@@ -192,8 +216,10 @@ impl Ledger {
             || candidates.iter().chain(&redriven).filter(|found| seqs.contains(found.seq));
         let last = counted().max_by_key(|found| found.stream_seq);
         let known: Option<Vec<Lsn>> = counted().map(|found| found.commit_lsn).collect();
-        // A message that only the slow path sent does not say where its event was committed: then
-        // somewhere below the position at which its row was seen.
+        let known = known.filter(|_| place.since != Since::Other);
+        // A message that only the slow path sent does not say where its event was committed, and one
+        // from another cluster not where that is here: then somewhere below the position at which
+        // its row was seen.
         let last_lsn = known.as_ref().map_or(until, |lsns| lsns.iter().max().copied());
         let first_lsn = known.and_then(|lsns| lsns.into_iter().min());
         if let Some(last) = last {
@@ -232,29 +258,17 @@ impl Ledger {
     ) -> Result<(), Failure> {
         let doubtful =
             |one: &&Found| !matches!(one.id, EventId::Uuid(_)) || !matched.contains(one.seq);
-        let doubtful: Vec<&Found> = candidates.iter().filter(doubtful).collect();
-        if doubtful.is_empty() {
-            return Ok(());
-        }
-        // After the messages were read: what they could be is in the table by now.
-        let known = Known {
-            last_seq: self.store.last_number(&self.client).await?,
-            wal_end: self.store.pulse(&self.client).await?.wal_end,
+        let doubtful = candidates.iter().filter(doubtful);
+        let question = Question {
+            destination: &place.destination,
+            known_to: i64::MAX,
+            same_cluster: place.since != Since::Other,
+            wal_from: self.wal_from.filter(|_| place.since == Since::Same),
         };
-        let mut orphans = 0;
-        let mut first = None;
-        for chunk in doubtful.chunks(10_000) {
-            let seqs: Vec<i64> = chunk.iter().map(|one| one.seq).collect();
-            let holders = self.store.holders(&self.client, &seqs).await?;
-            let is_orphan = |one: &&&Found| {
-                let holders = holders.get(&one.seq).map(Vec::as_slice);
-                plan::is_orphan(one, holders, known)
-            };
-            for one in chunk.iter().filter(is_orphan) {
-                orphans += 1;
-                first.get_or_insert(*one);
-            }
-        }
+        let doubtful: Vec<Found> = doubtful.cloned().collect();
+        let sorted = self.store.sort_messages(&self.client, question, &doubtful).await?;
+        let orphans = sorted.orphans.len();
+        let first = sorted.orphans.iter().map(|(one, _)| one).min_by_key(|one| one.stream_seq);
         let Some(first) = first else { return Ok(()) };
         let detail = format!(
             "destination `{}`: stream `{}` has {orphans} messages of this relay whose events this \

@@ -19,7 +19,7 @@ use crate::relay::outcome::Floor;
 const RECORDED: &str = "\
     WITH all_of AS MATERIALIZED ( \
         SELECT range_agg(part) AS seqs FROM outbox.receipt AS r, unnest(r.seqs) AS part \
-        WHERE r.relay = $1::text AND r.destination = $2::text AND r.outcome <> 'handed') \
+        WHERE r.relay = $1::text AND r.destination = $2::text) \
     SELECT asked.seq FROM unnest($3::int8[]) AS asked (seq), all_of WHERE all_of.seqs @> asked.seq";
 
 /// What a destination begins the new generation with.
@@ -37,9 +37,11 @@ pub struct Beginning {
     pub events: usize,
 }
 
-// It would merge what is sound into what is taken out.
-const NO_COMPACTION: &str =
-    "SELECT pg_advisory_xact_lock(hashtextextended('outboxd compact ' || $1::text, 0))";
+// Compaction would merge what is sound into what is taken out; and no row may go that was settled by
+// what is.
+const ALONE: &str = "\
+    SELECT pg_advisory_xact_lock(hashtextextended('outboxd compact ' || $1::text, 0)), \
+           pg_advisory_xact_lock(hashtextextended('outboxd withdraw ' || $1::text, 0))";
 
 // A ledger that is further than its outbox: what it says of numbers that were not given is about other
 // events; and what waits is found again by the next look.
@@ -122,7 +124,7 @@ impl Store {
         Ok((client.query(&self.existing, &[&seqs]).await?, false))
     }
 
-    /// Which of these numbers a receipt calls final.
+    /// Which of these numbers a receipt has: final, or waiting.
     pub async fn recorded(
         &self,
         client: &Client,
@@ -170,7 +172,7 @@ impl Store {
         beginnings: &[Beginning],
     ) -> Result<(), tokio_postgres::Error> {
         let relay = &self.relay;
-        client.execute(NO_COMPACTION, &[relay]).await?;
+        client.execute(ALONE, &[relay]).await?;
         match continuity {
             Continuity::Fits => {}
             Continuity::Ahead { last, .. } => {

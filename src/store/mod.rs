@@ -23,6 +23,7 @@ pub mod ledger;
 pub mod lock;
 pub mod lost_tail;
 pub mod mark;
+pub mod orphans;
 pub mod publication;
 pub mod replay;
 pub mod retention;

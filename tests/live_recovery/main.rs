@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panic")]
 
+mod history;
 mod plan;
 mod restore;
 #[path = "../support/mod.rs"]

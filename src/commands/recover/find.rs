@@ -8,9 +8,7 @@ use crate::error::Failure;
 use crate::relay::outcome::{Found, Resumed};
 use crate::relay::ranges::RangeSet;
 use crate::store::Store;
-
-/// Messages compared at once.
-const AT_ONCE: usize = 10_000;
+use crate::store::orphans::Question;
 
 /// One destination.
 #[derive(Debug, Serialize)]
@@ -23,6 +21,8 @@ pub struct Seen {
     pub messages: usize,
     /// Of them, events of this database.
     pub events: usize,
+    /// Of them, those that have number and id of a row, while nothing tells whether it is theirs.
+    pub unclear: usize,
     /// Highest generation among the messages.
     pub generation: Option<i32>,
     /// The stream was read up to here.
@@ -56,84 +56,36 @@ pub struct Orphan {
     pub reused: bool,
 }
 
-/// Sorts them. A number that no row has may get one from a transaction that is open now, so it is
-/// looked at again when all of these have ended. `known_to`: what receipts say of higher numbers is
-/// about other events.
+/// Sorts them, by the same rule as the relay.
 pub async fn sort(
     store: &Store,
     client: &Client,
     destination: &DestinationConfig,
     resumed: Resumed,
-    known_to: i64,
+    question: Question<'_>,
 ) -> Result<Seen, Failure> {
     let Resumed { created, last_seq, found } = resumed;
-    let mut seen = Seen {
+    let generation = found.iter().map(|one| one.generation).max();
+    let sorted = store.sort_messages(client, question, &found).await?;
+    let published: RangeSet = sorted.ours.iter().map(|one| (one.seq, one.seq)).collect();
+    let events: u64 = published.iter().map(|(first, last)| last.abs_diff(first) + 1).sum();
+    let mut orphans: Vec<Orphan> =
+        sorted.orphans.into_iter().map(|(one, reused)| orphan(one, reused)).collect();
+    orphans.sort_by_key(|orphan| orphan.stream_seq);
+    Ok(Seen {
         destination: destination.name.clone(),
         stream: destination.stream.clone(),
         messages: found.len(),
-        events: 0,
-        generation: found.iter().map(|one| one.generation).max(),
+        events: usize::try_from(events).unwrap_or(usize::MAX),
+        unclear: sorted.unclear.len(),
+        generation,
         read_to: last_seq,
-        orphans: Vec::new(),
+        orphans,
         quarantined: 0,
         boundary: None,
         created,
-        published: RangeSet::default(),
-    };
-    let absent = compare(store, client, found, &mut seen).await?;
-    let absent = unknown(store, client, destination, absent, known_to).await?;
-    if !absent.is_empty() {
-        let open = store.mark_frontier(client).await?.open;
-        store.all_ended(client, open).await?;
-        let absent = compare(store, client, absent, &mut seen).await?;
-        let absent = unknown(store, client, destination, absent, known_to).await?;
-        seen.orphans.extend(absent.into_iter().map(|one| orphan(one, false)));
-    }
-    seen.orphans.sort_by_key(|orphan| orphan.stream_seq);
-    Ok(seen)
-}
-
-/// Compares them with the table; those are left whose number no row has.
-async fn compare(
-    store: &Store,
-    client: &Client,
-    found: Vec<Found>,
-    seen: &mut Seen,
-) -> Result<Vec<Found>, Failure> {
-    let mut absent = Vec::new();
-    for chunk in found.chunks(AT_ONCE) {
-        let seqs: Vec<i64> = chunk.iter().map(|one| one.seq).collect();
-        let holders = store.holders(client, &seqs).await?;
-        for one in chunk {
-            match holders.get(&one.seq) {
-                None => absent.push(one.clone()),
-                Some(rows) if rows.iter().any(|row| row.is_of(one)) => {
-                    seen.events += usize::from(!seen.published.contains(one.seq));
-                    seen.published.insert(one.seq);
-                }
-                Some(_) => seen.orphans.push(orphan(one.clone(), true)),
-            }
-        }
-    }
-    Ok(absent)
-}
-
-/// Those that no receipt is about.
-async fn unknown(
-    store: &Store,
-    client: &Client,
-    destination: &DestinationConfig,
-    absent: Vec<Found>,
-    known_to: i64,
-) -> Result<Vec<Found>, Failure> {
-    let mut unknown = Vec::new();
-    for chunk in absent.chunks(AT_ONCE) {
-        let seqs: Vec<i64> = chunk.iter().map(|one| one.seq).collect();
-        let recorded = store.recorded(client, &destination.name, &seqs).await?;
-        let is_unknown = |one: &&Found| one.seq > known_to || !recorded.contains(&one.seq);
-        unknown.extend(chunk.iter().filter(is_unknown).cloned());
-    }
-    Ok(unknown)
+        published,
+    })
 }
 
 fn orphan(found: Found, reused: bool) -> Orphan {

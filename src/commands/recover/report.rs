@@ -72,6 +72,12 @@ fn of_destination(seen: &Seen) -> String {
         seen.read_to,
         orphans.len()
     );
+    if seen.unclear > 0 {
+        text += &format!(
+            "{:<11}{} messages have number and id of a row, and no time tells whether it is theirs\n",
+            "unclear", seen.unclear
+        );
+    }
     for Orphan { stream_seq, seq, id, commit_lsn, reused, .. } in orphans.iter().take(SHOWN) {
         let lsn = commit_lsn.as_deref().unwrap_or("-");
         let row = if *reused { "another event has its number" } else { "no row" };

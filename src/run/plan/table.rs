@@ -136,8 +136,8 @@ fn streams() -> Vec<(&'static str, Stream)> {
 
 /// What only reading the stream shows.
 const READ: &str = "\
-    | has a message of ours whose number has another event, was never given, or that committed beyond \
-    the end of the WAL; or one of a later generation | **refuse** \
+    | has a message of ours whose number has another event, or that has neither row nor receipt and \
+    that no WAL will bring; or one of a later generation | **refuse** \
     ([`history-lost`](errors.md#history-lost)) |\n";
 
 fn words_of_stream(stream: Stream) -> &'static str {

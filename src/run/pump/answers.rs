@@ -8,11 +8,14 @@ use crate::run::letters;
 use crate::run::session::Ended;
 use crate::run::work::Done;
 use crate::store::Pulse;
+use crate::store::history::Since;
 
 impl Pump<'_> {
     /// A job is done; how the session is to end, if it may for a better one.
     pub(super) fn done(&mut self, done: Done) -> Result<Option<Ended>, Failure> {
-        if let Done::SlotMade(_) | Done::Loaded(..) | Done::TailFound(..) = done {
+        if let Done::SlotMade(_) | Done::Loaded(..) | Done::TailFound(..) | Done::Verified(..) =
+            done
+        {
             self.patient = self.patient.saturating_sub(1);
         }
         match done {
@@ -32,7 +35,12 @@ impl Pump<'_> {
             }
             Done::Verified(id, result) => {
                 let verified = result?;
-                self.reporter.resumed(id, &verified);
+                if let Some(place) = self.places.get_mut(usize::from(id.0)) {
+                    place.since = Since::Same;
+                }
+                if !verified.seqs.is_empty() {
+                    self.reporter.resumed(id, &verified);
+                }
                 self.feed(Input::Resumed(id, verified))?;
             }
             Done::Letters(result) => {

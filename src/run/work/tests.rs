@@ -11,7 +11,7 @@ fn place() -> Place {
                 [destination.events]\nservers = [\"nats://localhost\"]\nstream = \"EVENTS\"\n";
     let config = Config::parse("test.toml", text).unwrap();
     let envelope = Envelope::new("orders", 1, &config.destinations[0]);
-    Place { destination: "events".to_owned(), envelope, blocks_runs: false }
+    Place { destination: "events".to_owned(), envelope, blocks_runs: false, since: Since::Same }
 }
 
 fn draft(decision: Decision, acked: u64) -> ReceiptDraft {
