@@ -108,6 +108,8 @@ DECLARE
 BEGIN
     -- No compaction meanwhile: it would merge what is sound into what is withdrawn.
     PERFORM pg_advisory_xact_lock(hashtextextended('outboxd compact ' || of_relay, 0));
+    -- Nor may rows go that were settled by what is withdrawn.
+    PERFORM pg_advisory_xact_lock(hashtextextended('outboxd withdraw ' || of_relay, 0));
     PERFORM FROM outbox.destination d
       WHERE d.relay = of_relay AND d.name = of_destination FOR UPDATE;
     SELECT * INTO newest FROM outbox.receipt r
@@ -304,7 +306,8 @@ $record_gone$;
 -- Deletes settled rows one by one, at most `at_most` of them, in the order of their numbers from
 -- `after_seq` on: for a table that is not partitioned by us, and for our default partition. One call
 -- is one transaction; call again with `last_seq` until it is NULL. Rows that somebody has locked are
--- left for the next time where this role may lock rows at all (UPDATE).
+-- left for the next time where this role may lock rows at all (UPDATE). While receipts are withdrawn
+-- nothing is settled for certain: it fails with lock_not_available then.
 CREATE FUNCTION outbox.prune_rows(
     of_table text, keep interval, at_most int DEFAULT 1000, after_seq bigint DEFAULT NULL,
     of_partition regclass DEFAULT NULL, dry_run boolean DEFAULT false
@@ -324,6 +327,8 @@ BEGIN
     IF NOT dry_run AND has_table_privilege(relation, 'UPDATE') THEN
         skip := 'FOR UPDATE SKIP LOCKED';
     END IF;
+    PERFORM pg_advisory_xact_lock_shared(hashtextextended('outboxd withdraw ' || r.name, 0))
+       FROM outbox.relay r WHERE r.event_table = of_table AND NOT dry_run;
     EXECUTE format(
         'SELECT array(SELECT t.seq FROM unnest($1) AS part CROSS JOIN LATERAL ('
         '    SELECT t.%2$I::int8 AS seq FROM %1$s AS t'
@@ -464,6 +469,8 @@ BEGIN
     END IF;
 
     IF 'drop' = ANY (steps) AND keep IS NOT NULL THEN
+        PERFORM pg_advisory_xact_lock_shared(hashtextextended('outboxd withdraw ' || r.name, 0))
+           FROM outbox.relay r WHERE r.event_table = 'outbox.event' AND NOT dry_run;
         settled := outbox.settled('outbox.event', keep);
         FOR part IN
             SELECT c.oid::regclass AS name, c.oid, c.reltuples, d.day + interval '1 day' AS ends

@@ -206,3 +206,32 @@ async fn what_is_not_managed_is_left_alone() {
     let partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox.event'::regclass";
     assert_eq!(place.number(partitions).await, 1);
 }
+
+/// Receipts are withdrawn, since the stream lost what they speak of, while rows are about to go by them.
+#[tokio::test]
+async fn no_row_goes_by_a_receipt_that_is_withdrawn() {
+    let place = Place::new().await;
+    place.known().await;
+    let partition = place.old_partition(20).await;
+    // Two in a partition of their own, two in the default one.
+    place.rows(2, 20).await;
+    place.rows(2, 30).await;
+    let kept = format!("SELECT count(*) FROM {partition}");
+    assert_eq!(place.number(&kept).await, 2);
+    place.receipt("events", "published", "{[1,5)}", 2.0).await;
+    place.sql("UPDATE outbox.receipt SET stream_seq = 9").await;
+    let other = place.postgres.connect().await.unwrap();
+    let withdraw = "BEGIN; SELECT outbox.withdraw('orders', 'events', 'then', 5, '')";
+    other.batch_execute(withdraw).await.unwrap();
+    for call in ["maintain('1 day', steps => '{drop}')", "prune_rows('outbox.event', '1 day')"] {
+        let refused = place.client.query(&format!("SELECT outbox.{call}"), &[]).await.unwrap_err();
+        assert_eq!(refused.code().unwrap().code(), "55P03", "{call}: the caller tries again");
+    }
+    assert_eq!(place.seqs().await, [1, 2, 3, 4]);
+    other.batch_execute("COMMIT").await.unwrap();
+    place.pass(Some(DAY)).await;
+    assert_eq!(place.seqs().await, [1, 2, 3, 4], "they are undecided");
+    place.receipt("events", "published", "{[1,5)}", 2.0).await;
+    place.pass(Some(DAY)).await;
+    assert_eq!(place.seqs().await, [0_i64; 0]);
+}
