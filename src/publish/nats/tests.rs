@@ -7,10 +7,10 @@ use tokio::time::timeout;
 
 /// Reads the request for a subject; where its answer goes.
 async fn asked(peer: &mut Peer, wanted: &str) -> String {
-    match peer.hear().await {
-        Heard::Message { subject, reply, .. } if subject == wanted => reply,
-        heard => panic!("{wanted}: {heard:?}"),
-    }
+    let heard = peer.hear().await;
+    let Heard::Message { subject, reply, .. } = &heard else { panic!("{wanted}: {heard:?}") };
+    assert_eq!(subject, wanted);
+    reply.clone()
 }
 
 async fn answer(peer: &mut Peer, reply: &str, body: &str) {

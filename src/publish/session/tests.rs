@@ -1,10 +1,11 @@
 //! A session against a scripted server that reads when it is told to.
 
+use super::super::intruders::Intruders;
 use super::super::nats::peer::{Heard, PATIENCE, Peer, listen};
 use super::*;
 use crate::config::DestinationConfig;
 use crate::message::{Envelope, Message};
-use crate::relay::outcome::{DestinationId, Retention};
+use crate::relay::outcome::{DestinationId, Pipeline, Retention};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use tokio::net::TcpListener;
@@ -29,6 +30,7 @@ fn task(config: &DestinationConfig) -> (Task, Ends) {
         reports: reports_in,
         orders,
         stop: CancellationToken::new(),
+        intruders: Intruders::default(),
     };
     (task, Ends { orders: orders_in, reports })
 }
