@@ -573,7 +573,10 @@ $span$;
 -- highest `last_lsn` it is read at a start for as long as any part would have been. So it need not
 -- wait for the slot. Its message is the last one of all parts, and its floor the one that held before
 -- the first of them: nothing that it speaks of is above the one or below the other. Not beyond a handed
--- receipt, though: what was recorded before it says nothing about its numbers.
+-- receipt, though: what was recorded before it says nothing about its numbers. Nor does one with
+-- exceptions to the order go beyond another that has some and is not merged with it: they count in the
+-- order of the receipts. An exception goes when an earlier part has its number: that was the event,
+-- and this is a copy.
 --
 -- Deleting needs all of: older than `keep`; below the slot's restart_lsn, to which a crash can at
 -- most take the slot back; in the frontier already; no row left; no handed receipt that it makes
@@ -685,6 +688,15 @@ BEGIN
                   (SELECT max(h.id) FROM outbox.receipt h
                     WHERE h.relay = r.relay AND h.destination = r.destination
                       AND h.outcome = 'handed' AND h.id < r.id),
+                  CASE WHEN r.late_seqs IS NOT NULL THEN
+                      (SELECT max(o.id) FROM outbox.receipt o
+                        WHERE o.relay = of_relay AND o.destination = r.destination
+                          AND o.id = ANY (ids) AND o.id < r.id AND o.late_seqs IS NOT NULL
+                          AND (o.outcome, o.generation, o.stream, o.stream_created,
+                               o.first_lsn IS NULL AND NOT isempty(o.seqs))
+                              IS DISTINCT FROM
+                              (r.outcome, r.generation, r.stream, r.stream_created,
+                               r.first_lsn IS NULL AND NOT isempty(r.seqs))) END,
                   date_bin('5 minutes', r.recorded_at, 'epoch')
         HAVING count(*) > 1),
     parts AS (
@@ -698,21 +710,23 @@ BEGIN
                                   FROM outbox.receipt p CROSS JOIN unnest(p.seqs) AS part
                                  WHERE p.relay = of_relay AND p.destination = s.destination
                                    AND p.id = ANY (s.ids)), '{}'),
-               late_seqs = (SELECT array_agg(l.seq ORDER BY p.id, l.place)
-                              FROM outbox.receipt p CROSS JOIN
-                                   unnest(p.late_seqs) WITH ORDINALITY AS l (seq, place)
-                             WHERE p.relay = of_relay AND p.destination = s.destination
-                               AND p.id = ANY (s.ids)),
-               late_behind = (SELECT array_agg(l.seq ORDER BY p.id, l.place)
-                                FROM outbox.receipt p CROSS JOIN
-                                     unnest(p.late_behind) WITH ORDINALITY AS l (seq, place)
-                               WHERE p.relay = of_relay AND p.destination = s.destination
-                                 AND p.id = ANY (s.ids)),
+               late_seqs = late.seqs, late_behind = late.behind,
                events = s.events, unmatched = s.unmatched,
                first_lsn = s.first_lsn, last_lsn = s.last_lsn,
                stream_seq = s.stream_seq, stream_msg_id = s.stream_msg_id,
                floor_seq = s.floor_seq
-          FROM slices s
+          FROM slices s CROSS JOIN LATERAL (
+                   SELECT array_agg(l.seq ORDER BY p.id, l.place) AS seqs,
+                          array_agg(l.behind ORDER BY p.id, l.place) AS behind
+                     FROM outbox.receipt p CROSS JOIN
+                          unnest(p.late_seqs, p.late_behind) WITH ORDINALITY
+                              AS l (seq, behind, place)
+                    WHERE p.relay = of_relay AND p.destination = s.destination
+                      AND p.id = ANY (s.ids)
+                      AND NOT EXISTS (SELECT FROM outbox.receipt e
+                                       WHERE e.relay = of_relay AND e.destination = s.destination
+                                         AND e.id = ANY (s.ids) AND e.id < p.id
+                                         AND e.seqs @> l.seq)) AS late
          WHERE r.relay = of_relay AND r.destination = s.destination AND r.id = s.id)
     SELECT count(*) INTO merged FROM parts;
     RETURN NEXT;

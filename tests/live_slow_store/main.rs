@@ -7,6 +7,7 @@
 mod destinations;
 mod frontier;
 mod look;
+mod order;
 mod rows;
 mod waiting;
 mod withdrawn;

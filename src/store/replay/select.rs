@@ -232,7 +232,8 @@ pub async fn plan(
 }
 
 /// Opens the list of what is left of a job, in the order in which its runs were published: by number,
-/// but for the exceptions that receipts list ([`crate::relay::late`]). The server keeps the list; no
+/// but for the exceptions that receipts list ([`crate::relay::late`]). What was published twice is where
+/// it was first. The server keeps the list; no
 /// transaction stays open.
 pub async fn open(
     client: &Client,
@@ -245,14 +246,24 @@ pub async fn open(
     // what is done stays a few ranges.
     let sql = format!(
         "DECLARE {CURSOR} NO SCROLL CURSOR WITH HOLD FOR \
-         WITH late AS MATERIALIZED ( \
-             SELECT DISTINCT ON (l.seq) l.seq, l.behind, r.id, l.place \
+         WITH listed AS MATERIALIZED ( \
+             SELECT l.seq, l.behind, r.id, l.place \
              FROM outbox.receipt AS r \
                   CROSS JOIN unnest(r.late_seqs, r.late_behind) WITH ORDINALITY \
                              AS l (seq, behind, place) \
              WHERE r.relay = $7::text AND r.destination = $8::text AND r.late_seqs IS NOT NULL \
-               AND r.seqs @> l.seq \
-             ORDER BY l.seq, r.id, l.place) \
+               AND r.seqs @> l.seq), \
+         first AS MATERIALIZED ( \
+             SELECT one.seq, min(r.id) AS id \
+             FROM (SELECT range_agg(int8range(seq, seq, '[]')) AS seqs FROM listed) AS every \
+                  JOIN outbox.receipt AS r ON r.seqs && every.seqs \
+                  CROSS JOIN LATERAL unnest(r.seqs * every.seqs) AS part \
+                  CROSS JOIN LATERAL generate_series(lower(part), upper(part) - 1) AS one (seq) \
+             WHERE r.relay = $7::text AND r.destination = $8::text AND r.outcome = 'published' \
+             GROUP BY one.seq), \
+         late AS MATERIALIZED ( \
+             SELECT DISTINCT ON (seq) seq, behind, id, place \
+             FROM listed JOIN first USING (seq, id) ORDER BY seq, place) \
          SELECT o.seq, o.since FROM ( \
              SELECT t.{seq}::int8 AS seq, \
                     least(lag(t.{seq}::int8, 1, t.{seq}::int8 - 1) OVER (ORDER BY t.{seq}) + 1, \
