@@ -36,7 +36,7 @@ table, waits until transactions that were open have ended, and lists the orphans
 whose number has another event, or none and no receipt. With --yes it begins a generation above all
 that were seen. What is in the streams and in the table is recorded as published; each stream gets a
 message that tells consumers where the new history begins (see docs/messages.md); orphans stay where they
-are, and --quarantine copies them. Then start `outboxd run`.
+are, and --quarantine copies them. Then start `outboxd run`. It is done for all destinations or for none.
 
 Exit code 1: something was found, and --yes was not given; or a relay of this name is running.
 

@@ -45,7 +45,7 @@ const ALONE: &str = "\
 
 // A ledger that is further than its outbox: what it says of numbers that were not given is about other
 // events; and what waits is found again by the next look.
-const CUT: [&str; 4] = [
+const CUT: [&str; 5] = [
     "UPDATE outbox.destination AS d \
      SET frontier = least(d.frontier, $2::int8), \
          holes = (d.holes + coalesce(outbox.waiting(d.relay, d.name), '{}')) \
@@ -58,6 +58,14 @@ const CUT: [&str; 4] = [
     "UPDATE outbox.receipt AS r \
      SET seqs = r.seqs * int8multirange(int8range(NULL, $2::int8, '[]')) \
      WHERE r.relay = $1::text AND upper(r.seqs) - 1 > $2::int8",
+    "UPDATE outbox.receipt AS r SET late_seqs = l.seqs, late_behind = l.behind \
+     FROM outbox.receipt AS c CROSS JOIN LATERAL ( \
+         SELECT array_agg(e.seq ORDER BY e.place) AS seqs, \
+                array_agg(least(e.behind, $2::int8) ORDER BY e.place) AS behind \
+         FROM unnest(c.late_seqs, c.late_behind) WITH ORDINALITY AS e (seq, behind, place) \
+         WHERE e.seq <= $2::int8) AS l \
+     WHERE c.relay = $1::text AND $2::int8 < ANY (c.late_behind) \
+       AND (r.relay, r.destination, r.id) = (c.relay, c.destination, c.id)",
     "UPDATE outbox.dead_letter AS l \
      SET state = 'discarded', state_changed_at = clock_timestamp(), state_changed_by = 'recover', \
          state_reason = 'its event is of a history that was lost' \

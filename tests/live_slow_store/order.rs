@@ -3,6 +3,7 @@
 
 use outboxd::config::Filter;
 use outboxd::lsn::Lsn;
+use outboxd::store::history::Continuity;
 use outboxd::store::ledger::{Receipt, ReceiptOutcome};
 use outboxd::store::replay::select::{self, Selection};
 use outboxd::store::replay::{Job, Tally};
@@ -82,4 +83,26 @@ async fn exceptions_keep_their_order_when_receipts_are_merged() {
     assert_eq!(before, [1, 2, 3, 9, 5, 4, 6, 8, 7]);
     assert_eq!(after, before);
     assert_eq!(left, "5", "the last two are one");
+}
+
+/// A ledger that is ahead of its outbox forgets the numbers that were not given, also as those behind
+/// which others went.
+#[tokio::test]
+async fn numbers_of_a_lost_history_are_behind_nothing() {
+    let (_postgres, client, store) = ready().await;
+    let table = source("outbox", "event").table;
+    outboxd::store::identity::read_or_create(&client, "orders", &table, "1", 1).await.unwrap();
+    store.ensure_destinations(&client, &[("events", true)]).await.unwrap();
+    let receipts = [
+        decided(&[1, 2, 3, 4, 9], &[(2, 3), (4, 9)], true),
+        decided(&[7], &[(7, 9)], true),
+        decided(&[5], &[(5, 9)], true),
+    ];
+    store.append(&client, 1, &receipts).await.unwrap();
+    let ahead = Continuity::Ahead { known: 9, last: 5 };
+    store.begin_generation(&client, 2, ("1", 1), &ahead, &[]).await.unwrap();
+    assert_eq!(store.highest(&client, "events").await.unwrap(), 5);
+    let late = "SELECT string_agg(coalesce(late_seqs::text || late_behind::text, '-'), ' ' ORDER BY id) \
+                FROM outbox.receipt";
+    assert_eq!(text(&client, late).await, "{2,4}{3,5} - {5}{5}");
 }
