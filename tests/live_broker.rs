@@ -238,6 +238,6 @@ async fn others_write_an_exclusive_stream() {
     }
     finish_and_judge(&world, load, sampling).await;
     let log = world.relay.log();
-    assert!(log.contains("somebody else writes stream"), "{}", log_tail(&world));
+    assert!(log.contains("goes on behind our last message"), "{}", log_tail(&world));
     assert!(log.contains("per-run"), "{}", log_tail(&world));
 }

@@ -20,7 +20,8 @@ const WINDOW: u64 = 4_096;
 
 const INBOX: &str = "bench-limit";
 const ID: &str = "Nats-Msg-Id: ";
-const FENCE: &str = "Nats-Expected-Last-Sequence: ";
+/// What `sequence` adds begins with this.
+const FENCE: &str = "Nats-Expected-Last-";
 
 /// A message that the relay published.
 pub struct Template {
@@ -35,7 +36,7 @@ pub struct Template {
 enum Style {
     /// Fast-ingest batches.
     Batch,
-    /// Each by itself, with the sequence that it expects or without.
+    /// Each by itself, with the sequence and the message that it expects before it, or without.
     Single { fenced: bool },
 }
 
@@ -79,13 +80,16 @@ impl Frames {
         let one = before.len() + behind.len() + template.payload.len() + 200;
         let capacity = usize::try_from(events).unwrap_or(0).saturating_mul(one);
         let mut frames = Frames { bytes: Vec::with_capacity(capacity), ends: Vec::new(), style };
+        // As long as the uuid of the relay's message.
+        let id = |n: u64| uuid::Uuid::from_u128(n.into()).to_string();
         for n in 0..events {
-            // As long as the uuid of the relay's message.
-            let mut head =
-                [before.as_slice(), uuid::Uuid::from_u128(n.into()).to_string().as_bytes()]
-                    .concat();
+            let mut head = [before.as_slice(), id(n).as_bytes()].concat();
             if style == (Style::Single { fenced: true }) {
-                head.extend_from_slice(format!("\r\n{FENCE}{n}").as_bytes());
+                let mut lines = format!("\r\n{FENCE}Sequence: {n}");
+                if let Some(one_before) = n.checked_sub(1) {
+                    lines.push_str(&format!("\r\n{FENCE}Msg-Id: {}", id(one_before)));
+                }
+                head.extend_from_slice(lines.as_bytes());
             }
             head.extend_from_slice(behind);
             let reply = match style {

@@ -261,9 +261,10 @@ impl<'a> Session<'a> {
             Breach::Intruded(words) => {
                 tracing::warn!(
                     destination,
-                    "somebody else writes stream `{stream}`, which `exclusive` says nobody does: \
-                     {words}. Nothing is lost, but each such message stops the flow: find out who \
-                     it is (a replay is one), or set `exclusive = false`"
+                    "stream `{stream}` goes on behind our last message ({words}): somebody else \
+                     writes it, which `exclusive` says nobody does, or one of ours came late. Nothing \
+                     is lost, but each such message stops the flow: find out who it is (a replay is \
+                     one), or set `exclusive = false`"
                 );
                 if self.task.intruders.noticed(words, Instant::now()) {
                     self.look_at = Instant::now();
