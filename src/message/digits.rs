@@ -9,12 +9,12 @@ pub type Room = [u8; 20];
 
 /// The decimal digits of a number, in ASCII.
 pub fn decimal(room: &mut Room, number: u64) -> &[u8] {
-    digits::<10>(room, number, 1)
+    digits::<10>(room, number)
 }
 
 /// Appends the decimal digits of a number.
 pub fn push_decimal(text: &mut String, number: u64) {
-    push_digits::<10>(text, number, 1);
+    push_digits::<10>(text, number);
 }
 
 /// The same with a sign in front when it is below zero.
@@ -27,24 +27,24 @@ pub(super) fn push_signed(text: &mut String, number: i64) {
 
 /// As PostgreSQL's `pg_lsn` writes it.
 pub(super) fn push_lsn(text: &mut String, lsn: Lsn) {
-    push_digits::<16>(text, lsn.0 >> 32, 1);
+    push_digits::<16>(text, lsn.0 >> 32);
     text.push('/');
-    push_digits::<16>(text, lsn.0 & 0xFFFF_FFFF, 1);
+    push_digits::<16>(text, lsn.0 & 0xFFFF_FFFF);
 }
 
-fn push_digits<const BASE: u64>(text: &mut String, number: u64, at_least: usize) {
-    for digit in digits::<BASE>(&mut Room::default(), number, at_least) {
+fn push_digits<const BASE: u64>(text: &mut String, number: u64) {
+    for digit in digits::<BASE>(&mut Room::default(), number) {
         text.push(char::from(*digit));
     }
 }
 
-fn digits<const BASE: u64>(room: &mut Room, number: u64, at_least: usize) -> &[u8] {
+fn digits<const BASE: u64>(room: &mut Room, number: u64) -> &[u8] {
     let (mut rest, mut written) = (number, 0);
     for digit in room.iter_mut().rev() {
         let value = (rest % BASE).to_le_bytes()[0];
         *digit = if value < 10 { b'0' + value } else { b'A' - 10 + value };
         (rest, written) = (rest / BASE, written + 1);
-        if rest == 0 && written >= at_least {
+        if rest == 0 {
             break;
         }
     }
@@ -66,26 +66,35 @@ pub(super) fn push_time(text: &mut String, at: UnixMicros) -> bool {
             true
         });
     }
-    let mut part = |number: i64, digits: usize, then: char| {
-        push_digits::<10>(text, number.unsigned_abs(), digits);
-        text.push(then);
-    };
-    part(year, 4, '-');
-    part(month, 2, '-');
-    part(day, 2, 'T');
-    part(second / 3_600, 2, ':');
-    part(second / 60 % 60, 2, ':');
-    match micros {
-        0 => part(second % 60, 2, 'Z'),
-        _ => {
-            part(second % 60, 2, '.');
-            let (mut fraction, mut digits) = (micros, 6);
-            while fraction % 10 == 0 {
-                (fraction, digits) = (fraction / 10, digits - 1);
-            }
-            part(fraction, digits, 'Z');
+    let mut whole = *b"0000-00-00T00:00:00.000000";
+    for (at, number) in [
+        (0, year / 100),
+        (2, year % 100),
+        (5, month),
+        (8, day),
+        (11, second / 3_600),
+        (14, second / 60 % 60),
+        (17, second % 60),
+        (20, micros / 10_000),
+        (22, micros / 100 % 100),
+        (24, micros % 100),
+    ] {
+        let number = number.to_le_bytes()[0];
+        if let Some([tens, ones]) = whole.get_mut(at..at + 2) {
+            (*tens, *ones) = (b'0' + number / 10, b'0' + number % 10);
         }
     }
+    let mut needed = whole.as_slice();
+    if micros == 0 {
+        needed = needed.get(.."0000-00-00T00:00:00".len()).unwrap_or_default();
+    } else {
+        while let [rest @ .., b'0'] = needed {
+            needed = rest;
+        }
+    }
+    // At once: text that grows by single characters looks for room at each.
+    text.push_str(str::from_utf8(needed).unwrap_or_default());
+    text.push('Z');
     true
 }
 

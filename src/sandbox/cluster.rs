@@ -8,7 +8,7 @@ use super::nats::Node;
 use super::place::free_port;
 use super::{Nats, NatsOptions, Result, SandboxError};
 
-const READY_DEADLINE: Duration = Duration::from_secs(60);
+const READY_DEADLINE: Duration = Duration::from_secs(120);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// One question to JetStream: without a quorum there is no answer.
 const ASK_DEADLINE: Duration = Duration::from_secs(2);
@@ -133,7 +133,7 @@ impl NatsCluster {
     /// Waits until the stream has a leader.
     ///
     /// # Errors
-    /// After a minute.
+    /// After two minutes.
     pub async fn wait_leader(&self, stream: &str) -> Result<usize> {
         let start = Instant::now();
         loop {

@@ -14,7 +14,7 @@ use outboxd::sandbox::{NatsOptions, STREAM, Workload, World, WorldOptions};
 use serde_json::json;
 
 /// Noticed, and told, within this time.
-const BOUND: Duration = Duration::from_secs(15);
+const BOUND: Duration = Duration::from_secs(60);
 /// Longest back-off, and a try.
 const RECOVERY: Duration = Duration::from_secs(45);
 

@@ -93,9 +93,9 @@ async fn ack(peer: &mut Peer, sid: &str, reply: &str, seq: u64) {
 async fn next_stored(reports: &mut UnboundedReceiver<(DestinationId, Report)>) -> Vec<u64> {
     let report = timeout(PATIENCE, reports.recv()).await.unwrap().unwrap().1;
     let Report::Answers(answers) = report else { panic!("{report:?}") };
-    let stored = answers.into_iter().map(|answer| {
+    let stored = answers.into_iter().flat_map(|answer| {
         assert!(matches!(answer.outcome, Outcome::Stored { .. }), "{answer:?}");
-        answer.first.0
+        answer.first.0..=answer.last.0
     });
     stored.collect()
 }
