@@ -101,7 +101,7 @@ pub enum Input {
     Bridged(DestinationId, Vec<RunHash>),
     /// Undecided events hold back more WAL than they may, or no longer.
     WalPressure(bool),
-    /// The dead letters' answer to [`Relay::ask_letters`].
+    /// The dead letters' answer to [`crate::relay::Relay::ask_letters`].
     Letters {
         /// Letters to send again.
         again: Vec<Redrive>,
