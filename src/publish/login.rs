@@ -44,12 +44,16 @@ pub(super) fn introduction(
         headers: true,
         no_responders: true,
     };
-    log_in(&mut info, &config.auth, &server.nonce)?;
+    log_in(&mut info, &config.auth, address, &server.nonce)?;
     Ok(info)
 }
 
-/// A server's URL holds no login: the configuration refuses it.
-fn log_in(info: &mut ConnectInfo, auth: &NatsAuth, nonce: &str) -> Result<(), Failure> {
+fn log_in(
+    info: &mut ConnectInfo,
+    auth: &NatsAuth,
+    address: &ServerAddr,
+    nonce: &str,
+) -> Result<(), Failure> {
     if let Some(file) = &auth.creds_file {
         let words = read(file)?;
         let [jwt, seed] = between_dashes(&words).ok_or_else(|| {
@@ -69,6 +73,14 @@ fn log_in(info: &mut ConnectInfo, auth: &NatsAuth, nonce: &str) -> Result<(), Fa
         let password = auth.password_file.as_deref().map(read).transpose()?;
         info.user = Some(user.clone());
         info.pass = Some(password.unwrap_or_default());
+    } else {
+        match (address.username(), address.password()) {
+            (Some(user), Some(password)) => {
+                info.user = Some(user.to_owned());
+                info.pass = Some(password.to_owned());
+            }
+            (token, _) => info.auth_token = token.map(ToOwned::to_owned),
+        }
     }
     Ok(())
 }
@@ -131,7 +143,6 @@ pub(super) fn shuffled(servers: &[String]) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::facts::tests::destination;
     use super::*;
 
     #[test]
@@ -139,19 +150,6 @@ mod tests {
         assert_eq!(shown("nats://user:p@ss@db:4222"), "nats://db:4222");
         assert_eq!(shown("token@db"), "db");
         assert_eq!(shown("nats://db:4222"), "nats://db:4222");
-    }
-
-    #[test]
-    fn only_the_configuration_says_who_we_are() {
-        let address: ServerAddr = "nats://other:word@db:4222".parse().unwrap();
-        let login = |auth: NatsAuth| {
-            let config = DestinationConfig { auth, ..destination("events.{kind}") };
-            let info = introduction(&config, &address, &ServerInfo::default()).unwrap();
-            (info.user, info.pass, info.auth_token)
-        };
-        assert_eq!(login(NatsAuth::default()), (None, None, None));
-        let auth = NatsAuth { user: Some("me".to_owned()), ..NatsAuth::default() };
-        assert_eq!(login(auth), (Some("me".to_owned()), Some(String::new()), None));
     }
 
     #[test]
