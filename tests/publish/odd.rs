@@ -65,20 +65,21 @@ async fn a_subject_that_nobody_stores_is_refused_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subject_that_we_may_not_publish_is_refused_alone() {
-    let mut options = NatsOptions::default();
-    options.config.push_str(
-        r#"authorization { users: [
-            { user: some, password: p, permissions: { publish: { deny: "events.secret" } } }
-        ] }"#,
-    );
-    let nats = Nats::start_with(options).await.unwrap();
-    let server = format!("nats://some:p@127.0.0.1:{}", nats.port());
-    let mut config = destination(vec![server]);
-    create(&config).await;
-    config.exclusive = true;
+    // A stream for each: what another pipeline has stored would be duplicates.
     for pipeline in PIPELINES {
+        let mut options = NatsOptions::default();
+        options.config.push_str(
+            r#"authorization { users: [
+                { user: some, password: p, permissions: { publish: { deny: "events.secret" } } }
+            ] }"#,
+        );
+        let nats = Nats::start_with(options).await.unwrap();
+        let server = format!("nats://some:p@127.0.0.1:{}", nats.port());
+        let mut config = destination(vec![server]);
+        create(&config).await;
+        config.exclusive = true;
         config.pipeline = pipeline;
-        let mut wire = Wire::open(config.clone());
+        let mut wire = Wire::open(config);
         let facts = wire.up().await;
         wire.resume(Floor::default()).await;
         one_subject_is_turned_away(&mut wire, facts.pipeline, "secret").await;
