@@ -17,7 +17,7 @@ use outboxd::sandbox::{Dice, Mode, Proxy, STREAM, Workload, World, WorldOptions}
 use support::batches;
 use support::look::metric;
 use support::told::{assert_recorded_is_stored, status, until};
-use support::{SEQUENCE, SETTLE, drill, finish_and_judge, log_tail, options, workload};
+use support::{SETTLE, drill, finish_and_judge, log_tail, options, workload};
 
 /// Short, so that the relay sees silence, reads back and sends again while there is no quorum.
 const IMPATIENT: &str = "ack_timeout = \"500ms\"\n";
@@ -72,19 +72,6 @@ async fn leaders_step_down_and_die_with_one_event_of_a_run_in_flight() {
     survives_changes_of_the_leader("pipeline = \"per-run\"", steady(200)).await;
 }
 
-/// Does this version compare the sequence in time?
-async fn fences_replicas(test: &str) -> bool {
-    let nats = outboxd::sandbox::Nats::start().await.unwrap();
-    batches::fences_replicas(&nats.connect().await.unwrap(), test)
-}
-
-#[tokio::test]
-async fn leaders_step_down_and_die_under_load_in_sequence() {
-    if fences_replicas("leaders_step_down_and_die_under_load_in_sequence").await {
-        survives_changes_of_the_leader(SEQUENCE, steady(400)).await;
-    }
-}
-
 fn rounds(quick: u64) -> u64 {
     if drill() { 10 } else { quick }
 }
@@ -126,13 +113,6 @@ async fn quorum_is_lost_under_load_in_batches() {
 #[tokio::test]
 async fn quorum_is_lost_under_load_with_one_event_of_a_run_in_flight() {
     survives_loss_of_quorum("pipeline = \"per-run\"", rounds(1)).await;
-}
-
-#[tokio::test]
-async fn quorum_is_lost_under_load_in_sequence() {
-    if fences_replicas("quorum_is_lost_under_load_in_sequence").await {
-        survives_loss_of_quorum(SEQUENCE, rounds(1)).await;
-    }
 }
 
 fn others(leader: usize) -> [usize; 2] {

@@ -255,7 +255,7 @@ keys! {
     PIPELINE: PipelineChoice = Destination "pipeline",
         Choice(&[("auto", PipelineChoice::Auto), ("batch", PipelineChoice::Batch), ("sequence", PipelineChoice::Sequence), ("per-run", PipelineChoice::PerRun)]),
         Default("auto"),
-        "How order is kept: `batch` (nats-server 2.14 or newer, stream with `allow_batched`), `sequence` (a stream with `exclusive = true`; with replicas nats-server 2.12 or newer), `per-run` (one event of a run in flight), or the first of them that works.";
+        "How order is kept: `batch` (nats-server 2.14 or newer, stream with `allow_batched`), `sequence` (a stream of one replica with `exclusive = true`), `per-run` (one event of a run in flight), or the first of them that works.";
     EXCLUSIVE: bool = Destination "exclusive", Switch, Default("false"),
         "Is this destination all that ever writes the stream? Only you can know; `sequence` needs it. Messages of others, and of a replay, stop the flow for a moment each, and soon lead to `per-run` for a minute.";
     ON_DEAD_LETTER: OnDeadLetter = Destination "on_dead_letter",

@@ -12,9 +12,6 @@ use crate::relay::outcome::{Pipeline, Retention, StreamFacts};
 
 /// First server with fast-ingest batches.
 pub(super) const BATCH_SINCE: (u32, u32) = (2, 14);
-/// First server that compares the expected sequence before it proposes a message to replicas; see
-/// `sequence`.
-const SEQUENCE_WITH_REPLICAS_SINCE: (u32, u32) = (2, 12);
 
 /// The answer to STREAM.INFO, as far as it matters here.
 #[derive(Debug, Clone, Deserialize)]
@@ -153,7 +150,7 @@ fn choose(
             None => Ok((Pipeline::Batch, takes_batches(server))),
             Some(obstacle) => unfit(obstacle),
         },
-        PipelineChoice::Sequence => match no_sequence(stream, server, config) {
+        PipelineChoice::Sequence => match no_sequence(stream, config) {
             None => Ok((Pipeline::Sequence, asked())),
             Some(obstacle) => unfit(obstacle),
         },
@@ -165,7 +162,7 @@ fn choose(
             if !config.exclusive {
                 return Ok((Pipeline::PerRun, obstacle));
             }
-            Ok(match no_sequence(stream, server, config) {
+            Ok(match no_sequence(stream, config) {
                 None => {
                     (Pipeline::Sequence, format!("{obstacle}; the stream is this relay's alone"))
                 }
@@ -206,11 +203,7 @@ fn no_batch(
     None
 }
 
-fn no_sequence(
-    stream: &StreamConfig,
-    server: &ServerFacts,
-    config: &DestinationConfig,
-) -> Option<String> {
+fn no_sequence(stream: &StreamConfig, config: &DestinationConfig) -> Option<String> {
     let name = &config.stream;
     if !config.exclusive {
         return Some("`sequence` needs `exclusive = true`".to_owned());
@@ -227,13 +220,9 @@ fn no_sequence(
         let what = "where what is stored can't be found again, and is sent again";
         return Some(format!("`sequence` is not for retention {}, {what}", stream.retention));
     }
-    if stream.num_replicas > 1 && is_before(server, SEQUENCE_WITH_REPLICAS_SINCE) {
-        let (major, minor) = SEQUENCE_WITH_REPLICAS_SINCE;
-        let what = "keeps what it refused from being stored until the duplicate window is over";
-        return Some(format!(
-            "`sequence` on several replicas needs nats-server {major}.{minor} or newer: {} {what}",
-            server.version
-        ));
+    if stream.num_replicas > 1 {
+        let what = "there a message that is refused can let the one behind it pass";
+        return Some(format!("`sequence` is for streams of one replica: {what}"));
     }
     None
 }

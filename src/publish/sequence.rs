@@ -15,8 +15,8 @@
 //! | from 2.12 | the sequence, then dedupe | dedupe, then the sequence with proposals under way counted in; both when proposed, by the leader alone |
 //!
 //! So a duplicate is stored nowhere, whatever the version, and everything sent behind it is refused.
-//! With several replicas, servers before 2.12 are not used: what was refused once could be sent again
-//! only when the dedupe window is over.
+//! Streams of several replicas are not used: a message of somebody else's that makes the first of a row
+//! be refused takes its place in number, too, and the second one fits.
 //!
 //! **Others.** The sequence says how many messages there are and not whose they are: somebody else's
 //! could take the place of one of ours that got lost. On one replica a message therefore names the one
@@ -32,7 +32,7 @@ use super::in_flight::InFlight;
 use super::outcome::End;
 use super::pipe::join;
 use crate::message::{Message, push_decimal};
-use crate::relay::outcome::{Answer, Attempt, Outcome};
+use crate::relay::outcome::{Answer, Attempt, Doubt, Outcome};
 
 const LAST_SEQUENCE: &str = "Nats-Expected-Last-Sequence: ";
 const LAST_ID: &str = "Nats-Expected-Last-Msg-Id: ";
@@ -219,7 +219,10 @@ impl Sequence {
         self.broken |= !place.is_kept_by(&answer.outcome);
         let has_passed = |error: &ServerError| last_of(error).is_none_or(|last| last >= place.seq);
         place.passed = wrong.filter(has_passed).map(|error| error.description);
-        place.outcome = Some(answer.outcome);
+        // What has the place may be this very message, from a connection that was given up.
+        let doubtful = place.passed.is_some() && answer.outcome == Outcome::NotSent;
+        let outcome = if doubtful { Outcome::Unknown(Doubt::Gap) } else { answer.outcome };
+        place.outcome = Some(outcome);
     }
 
     /// Answers of the row's first messages, in order.

@@ -400,7 +400,8 @@ impl Destination {
             self.last_acked = Some(LastAcked { stream_seq, id: entry.event.id.clone() });
         }
         self.attempts.learn(stream_seq);
-        if !duplicate {
+        // A duplicate while events flow is one fewer to send; alone it proves nothing.
+        if !duplicate || self.phase == Phase::Flow {
             self.backoff.reset();
         }
         if self.phase == Phase::Probe {

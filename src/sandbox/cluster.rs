@@ -9,6 +9,9 @@ use super::place::free_port;
 use super::{Nats, NatsOptions, Result, SandboxError};
 
 const READY_DEADLINE: Duration = Duration::from_secs(120);
+/// In some starts nodes of 2.10 never learn of each other, and a port can be taken by then.
+const STARTS: u32 = 3;
+const PLACE_DEADLINE: Duration = Duration::from_secs(40);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// One question to JetStream: without a quorum there is no answer.
 const ASK_DEADLINE: Duration = Duration::from_secs(2);
@@ -33,6 +36,16 @@ impl NatsCluster {
     /// # Errors
     /// When the program is missing or the cluster does not come up.
     pub async fn start_with(options: &NatsOptions) -> Result<NatsCluster> {
+        let mut tries = 1;
+        loop {
+            match NatsCluster::start_once(options).await {
+                Err(_) if tries < STARTS => tries += 1,
+                done => return done,
+            }
+        }
+    }
+
+    async fn start_once(options: &NatsOptions) -> Result<NatsCluster> {
         let ports = (0..3).map(|_| free_port()).collect::<Result<Vec<u16>>>()?;
         let mut nodes = Vec::new();
         for (index, cluster_port) in ports.iter().enumerate() {
@@ -194,7 +207,7 @@ impl NatsCluster {
                 Ok(answer) => answer.to_string(),
                 Err(error) => error.to_string(),
             };
-            if start.elapsed() > READY_DEADLINE {
+            if start.elapsed() > PLACE_DEADLINE {
                 let logs: Vec<String> = self.nodes.iter().map(Nats::log).collect();
                 let logs = logs.join("\n");
                 return Err(SandboxError::new(format!("JetStream places nothing: {seen}\n{logs}")));

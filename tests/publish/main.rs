@@ -82,17 +82,6 @@ macro_rules! needs_batches {
     };
 }
 
-/// The same for replicas that compare an expected sequence too late.
-macro_rules! needs_fence {
-    ($test:literal) => {
-        let nats = Nats::start().await.unwrap();
-        if !batches::fences_replicas(&nats.connect().await.unwrap(), $test) {
-            return;
-        }
-        drop(nats);
-    };
-}
-
 fn is_stored(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Stored { .. })
 }
@@ -196,12 +185,6 @@ async fn order_survives_changes_of_the_leader_in_batches() {
     order_survives_changes_of_the_leader(PipelineChoice::Batch).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn order_survives_changes_of_the_leader_in_sequence() {
-    needs_fence!("order_survives_changes_of_the_leader_in_sequence");
-    order_survives_changes_of_the_leader(PipelineChoice::Sequence).await;
-}
-
 async fn nothing_is_taken_for_stored_without_a_quorum(pipeline: PipelineChoice) {
     let events = 20_000;
     let (mut cluster, mut run) = replicated(pipeline, events).await;
@@ -225,12 +208,6 @@ async fn nothing_is_taken_for_stored_without_a_quorum(pipeline: PipelineChoice) 
 async fn nothing_is_taken_for_stored_without_a_quorum_in_batches() {
     needs_batches!("nothing_is_taken_for_stored_without_a_quorum_in_batches");
     nothing_is_taken_for_stored_without_a_quorum(PipelineChoice::Batch).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_taken_for_stored_without_a_quorum_in_sequence() {
-    needs_fence!("nothing_is_taken_for_stored_without_a_quorum_in_sequence");
-    nothing_is_taken_for_stored_without_a_quorum(PipelineChoice::Sequence).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -92,7 +92,8 @@ async fn others_who_write_the_stream_are_borne_and_then_avoided() {
             foreign += 1;
         }
     }
-    assert_eq!(run.unknown, 0);
+    // What has a message's place can be that message: only the stream can tell.
+    assert!((1..=foreign).contains(&i64::try_from(run.unknown).unwrap()), "{}", run.unknown);
     assert!(run.turned_away > 0 && foreign > 1, "theirs were felt");
     assert_eq!(run.pipelines, [Pipeline::Sequence, Pipeline::PerRun]);
     let context = async_nats::jetstream::new(client);

@@ -19,12 +19,6 @@ pub async fn taken_by(client: &async_nats::Client, test: &str) -> bool {
     is_new_enough(client, test, (2, 14), "batches need")
 }
 
-/// Is an expected sequence compared before a message is proposed to replicas? If not, says so in the
-/// same way.
-pub fn fences_replicas(client: &async_nats::Client, test: &str) -> bool {
-    is_new_enough(client, test, (2, 12), "sequence on replicas needs")
-}
-
 fn is_new_enough(client: &async_nats::Client, test: &str, since: (u32, u32), what: &str) -> bool {
     let enough = is_since(client, since);
     if !enough {
