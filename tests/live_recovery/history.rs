@@ -10,15 +10,11 @@ use tokio_postgres::Client;
 
 use crate::support::look::until;
 use crate::support::{SETTLE, log_tail};
-use crate::{WATCHED, gap_closed, judge, not_ready, swept_often, write};
+use crate::{WATCHED, gap_closed, judge, not_ready, plan, write};
 
 /// A world whose relay was stopped in order, after twenty events that the ledger has.
 async fn stopped() -> (World, Client) {
-    let mut world = World::start(swept_often()).await.unwrap();
-    let client = world.postgres.connect().await.unwrap();
-    write(&client, &["a", "b"], 1, 10).await;
-    world.settle(SETTLE).await.unwrap();
-    world.relay.terminate(SETTLE).await.unwrap();
+    let (world, client) = plan::stopped().await;
     assert_eq!(world.recorded("events").await.unwrap().len(), 20);
     (world, client)
 }

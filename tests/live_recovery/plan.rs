@@ -10,7 +10,7 @@ use crate::{WATCHED, gap_closed, judge, not_ready, swept_often, write};
 const SLOT: &str = "outboxd_world";
 
 /// A world whose relay was stopped in order, after twenty events.
-async fn stopped() -> (World, Client) {
+pub async fn stopped() -> (World, Client) {
     let mut world = World::start(swept_often()).await.unwrap();
     let client = world.postgres.connect().await.unwrap();
     write(&client, &["a", "b"], 1, 10).await;

@@ -15,6 +15,7 @@ use futures_util::StreamExt as _;
 use outboxd::config::{DestinationConfig, PipelineChoice};
 use outboxd::error::Kind;
 use outboxd::event::{EventId, Reason};
+use outboxd::message::Message;
 use outboxd::publish::streams::{self, Probe};
 use outboxd::publish::{Order, Report};
 use outboxd::relay::outcome::{Floor, Outcome, Pipeline, ReadFrom, Refusal};
@@ -210,37 +211,44 @@ async fn nothing_is_taken_for_stored_without_a_quorum_in_batches() {
     nothing_is_taken_for_stored_without_a_quorum(PipelineChoice::Batch).await;
 }
 
+/// Of ten messages one is too large for the stream: those before it are stored, it is refused for good,
+/// and those behind it are not sent. The latter.
+async fn one_is_too_large(nats: &Nats, wire: &mut Wire, refused: i64) -> Vec<Message> {
+    // After the connect, so that our own check does not see it.
+    update(nats, "max_msg_size", json!(1_000)).await;
+    let messages = (1..=10).map(|seq| {
+        let bytes = if seq == refused { 2_000 } else { 10 };
+        message(seq, vec![b'x'; bytes], &wire.envelope)
+    });
+    let messages: Vec<_> = messages.collect();
+    let attempts = wire.ship(messages.clone());
+    let outcomes = wire.outcomes(&attempts).await;
+    for (seq, outcome) in (1..).zip(&outcomes) {
+        match outcome {
+            Outcome::Stored { .. } => assert!(seq < refused),
+            Outcome::Refused(Refusal { permanent, code, .. }) => {
+                assert_eq!((seq, *permanent), (refused, Some(Reason::TooLarge)));
+                assert_eq!(*code, 10054);
+            }
+            Outcome::NotSent => assert!(seq > refused),
+            Outcome::Unknown(doubt) => panic!("{seq} is in doubt: {doubt:?}"),
+        }
+    }
+    let rest = messages.into_iter().zip(1..).filter(|(_, seq)| *seq > refused);
+    rest.map(|(message, _)| message).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_message_splits_its_batch() {
     needs_batches!("a_refused_message_splits_its_batch");
     // Behind it in the batch, last in the batch, and first.
     for refused in [4_i64, 10, 1] {
         let (nats, mut wire) = ready(|_| {}).await;
-        // After the connect, so that our own check does not see it.
-        update(&nats, "max_msg_size", json!(1_000)).await;
-        let messages = (1..=10).map(|seq| {
-            let bytes = if seq == refused { 2_000 } else { 10 };
-            message(seq, vec![b'x'; bytes], &wire.envelope)
-        });
-        let messages: Vec<_> = messages.collect();
-        let attempts = wire.ship(messages.clone());
-        let outcomes = wire.outcomes(&attempts).await;
-        for (seq, outcome) in (1..).zip(&outcomes) {
-            match outcome {
-                Outcome::Stored { .. } => assert!(seq < refused),
-                Outcome::Refused(Refusal { permanent, code, .. }) => {
-                    assert_eq!((seq, *permanent), (refused, Some(Reason::TooLarge)));
-                    assert_eq!(*code, 10054);
-                }
-                Outcome::NotSent => assert!(seq > refused),
-                Outcome::Unknown(doubt) => panic!("{seq} is in doubt: {doubt:?}"),
-            }
-        }
+        let rest = one_is_too_large(&nats, &mut wire, refused).await;
         // The rest goes on at once: the batch was ended, not left to the server's timeout.
         let began = Instant::now();
         wire.resume(Floor::default()).await;
-        let rest = messages.into_iter().zip(1..).filter(|(_, seq)| *seq > refused);
-        let attempts = wire.ship(rest.map(|(message, _)| message));
+        let attempts = wire.ship(rest);
         assert!(wire.outcomes(&attempts).await.iter().all(is_stored));
         assert!(began.elapsed() < Duration::from_secs(2));
         let expected: Vec<_> = (1..=10).filter(|seq| *seq != refused).collect();

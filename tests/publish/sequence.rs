@@ -1,12 +1,10 @@
 //! `sequence`: what the server refuses, and others who write a stream that should be ours alone.
 
 use crate::driver::{Run, Wire, destination, message};
-use crate::{create, is_stored, ready, stored, update};
+use crate::{create, is_stored, one_is_too_large, ready, stored};
 use outboxd::config::{DestinationConfig, PipelineChoice};
-use outboxd::event::Reason;
-use outboxd::relay::outcome::{Floor, Outcome, Pipeline, Refusal};
+use outboxd::relay::outcome::{Floor, Outcome, Pipeline};
 use outboxd::sandbox::Nats;
-use serde_json::json;
 use std::time::Duration;
 
 fn in_sequence(config: &mut DestinationConfig) {
@@ -18,29 +16,9 @@ fn in_sequence(config: &mut DestinationConfig) {
 async fn a_refused_message_stops_those_behind_it() {
     for refused in [4_i64, 10, 1] {
         let (nats, mut wire) = ready(in_sequence).await;
-        // After the connect, so that our own check does not see it.
-        update(&nats, "max_msg_size", json!(1_000)).await;
-        let messages = (1..=10).map(|seq| {
-            let bytes = if seq == refused { 2_000 } else { 10 };
-            message(seq, vec![b'x'; bytes], &wire.envelope)
-        });
-        let messages: Vec<_> = messages.collect();
-        let attempts = wire.ship(messages.clone());
-        let outcomes = wire.outcomes(&attempts).await;
-        for (seq, outcome) in (1..).zip(&outcomes) {
-            match outcome {
-                Outcome::Stored { .. } => assert!(seq < refused),
-                Outcome::Refused(Refusal { permanent, code, .. }) => {
-                    assert_eq!((seq, *permanent), (refused, Some(Reason::TooLarge)));
-                    assert_eq!(*code, 10054);
-                }
-                Outcome::NotSent => assert!(seq > refused),
-                Outcome::Unknown(doubt) => panic!("{seq} is in doubt: {doubt:?}"),
-            }
-        }
+        let rest = one_is_too_large(&nats, &mut wire, refused).await;
         wire.resume(Floor::default()).await;
-        let rest = messages.into_iter().zip(1..).filter(|(_, seq)| *seq > refused);
-        let attempts = wire.ship(rest.map(|(message, _)| message));
+        let attempts = wire.ship(rest);
         assert!(wire.outcomes(&attempts).await.iter().all(is_stored));
         let expected: Vec<_> = (1..=10).filter(|seq| *seq != refused).collect();
         assert_eq!(stored(nats.connect().await.unwrap()).await, expected);

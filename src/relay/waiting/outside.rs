@@ -3,7 +3,7 @@
 //! first of one that stands still while memory is full. When such a run goes on, the ledger is read
 //! again.
 
-use super::{Bridge, Turn, Waiter, Waiting};
+use super::{Turn, Waiter, Waiting};
 use crate::event::RunHash;
 
 /// Of `limit` numbers, how many memory keeps of runs that stand still when it is full: one of so many.
@@ -65,10 +65,9 @@ impl Waiting {
         }
         // While any run's rows are looked for, those who wait for them are no reason to read on:
         // what comes later waits as well.
-        let misses = |run| matches!(&self.bridge, Bridge::Of(runs) if runs.contains(&run));
         let runs = self.runs.keys().copied();
         let runs: Vec<RunHash> =
-            runs.filter(|run| self.holds(*run) || misses(*run) || stands(*run)).collect();
+            runs.filter(|run| self.holds(*run) || self.misses_one(*run) || stands(*run)).collect();
         let keep = self.limit / KEPT_OF_LIMIT / runs.len().max(1);
         for run in runs {
             let Some(turns) = self.runs.get_mut(&run).filter(|turns| turns.len() > keep) else {
